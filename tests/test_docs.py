@@ -18,7 +18,7 @@ from tests.pages import ELSEWHERE, PAGES, ROOT, Block, blocks, every, followed
 import sordino
 from sordino import codec
 from sordino.codec import Part
-from sordino.codec.plugins import GROUP
+from sordino.codec.part import PLUGINS
 from sordino.config import parse
 from sordino.data import datasets
 from sordino.ledger.policy import Policy
@@ -97,7 +97,7 @@ def test_a_configuration_block_is_read(block: Block) -> None:
         if "add_model" in code.text:
             exec(compile(code.text, code.where, "exec"), {"__name__": "__main__"})
     if "project" in table:
-        known = {GROUP, "sordino.engines", "sordino.trackers", "sordino.report_sections"}
+        known = {PLUGINS, "sordino.engines", "sordino.trackers", "sordino.report_sections"}
         assert set(table["project"]["entry-points"]) <= known
     elif "releases" in table:
         assert codec.read(Policy, table).limit.epsilon > 0

@@ -27,7 +27,6 @@ from sordino.audit.record_attack import prove
 from sordino.audit.sampling_test import Draws, cohort_tests, sampling_tests
 from sordino.audit.sensitivity_test import sensitivity_tests
 from sordino.audit.summary import audit_behaviour
-from sordino.codec import plugins
 from sordino.errors import DataError
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
@@ -65,7 +64,7 @@ def clean() -> Iterator[None]:
     for members, kept in before:
         for name in members.keys() - kept.keys():
             del members[name]
-    plugins.load.cache_clear()
+    codec.load_plugins.cache_clear()
 
 
 # ---- a mechanism from elsewhere --------------------------------------------------------------------------------------

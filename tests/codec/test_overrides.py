@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.commands import federation, sordino
 
+from sordino import codec
 from sordino.cli.console import forward, left
-from sordino.codec import toml
 from sordino.config import load_config
 from sordino.errors import ConfigError
 from sordino.parts.encoding import Clip
@@ -30,19 +30,19 @@ from sordino.parts.encoding import Clip
     ],
 )
 def test_a_value_is_typed_as_toml_does_it_and_a_bare_word_is_text(text: str, value: Any) -> None:
-    assert toml.read(f"some.key={text}") == ("some.key", value)
+    assert codec.parse_setting(f"some.key={text}") == ("some.key", value)
 
 
 @pytest.mark.parametrize("text", ["lr", "=3", "lr=", "lr=a b", "lr=1\nb=2", "lr=[1,"])
 def test_what_is_no_value_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        toml.read(text)
+        codec.parse_setting(text)
 
 
 def test_only_the_named_place_changes_and_the_table_given_does_not() -> None:
     table = {"a": {"b": [{"c": 1, "d": 2}, {"c": 3}]}, "e": 5}
-    assert toml.put(table, "a.b.1.c", 9) == {"a": {"b": [{"c": 1, "d": 2}, {"c": 9}]}, "e": 5}
-    assert toml.put(table, "f.g", 9) == {**table, "f": {"g": 9}}
+    assert codec.put(table, "a.b.1.c", 9) == {"a": {"b": [{"c": 1, "d": 2}, {"c": 9}]}, "e": 5}
+    assert codec.put(table, "f.g", 9) == {**table, "f": {"g": 9}}
     assert table == {"a": {"b": [{"c": 1, "d": 2}, {"c": 3}]}, "e": 5}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.commands import federation, sordino
 
-from sordino.codec import plugins
+from sordino import codec
 from sordino.report import ReportSection, TrackerBackend
 
 OWN = '''
@@ -85,9 +85,9 @@ def test_an_installed_package_offers_them_by_entry_points(
     monkeypatch.setattr(
         "importlib.metadata.entry_points", lambda **asked: EntryPoints([point] if asked["group"] == group else [])
     )
-    plugins.load.cache_clear()
-    plugins.load(group)
+    codec.load_plugins.cache_clear()
+    codec.load_plugins(group)
     assert "lines" in TrackerBackend.members
     assert "Clients of each run" in ReportSection.members
-    plugins.load.cache_clear()
+    codec.load_plugins.cache_clear()
     del sys.modules["my_report"]

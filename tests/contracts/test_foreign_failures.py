@@ -16,7 +16,7 @@ from torch import nn
 
 import sordino as so
 from sordino import codec
-from sordino.codec import boundary, part, plugins
+from sordino.codec import boundary, part
 from sordino.data.metrics import Metric
 from sordino.errors import PartError
 from sordino.parts.encoding import Clip, Step
@@ -105,7 +105,7 @@ def clean() -> Iterator[None]:
             del members[name]
     part.FILES.clear()
     part.FILES.update(files)
-    plugins.load.cache_clear()
+    codec.load_plugins.cache_clear()
 
 
 CASES = [(family, "raises") for family in FAMILIES] + [

@@ -21,7 +21,7 @@ from tests.pages import blocks
 import sordino as package
 from sordino import codec
 from sordino.accounting.bounds import Bound
-from sordino.codec import part, plugins
+from sordino.codec import part
 from sordino.data import datasets
 from sordino.errors import ConfigError
 from sordino.loop import run
@@ -45,7 +45,7 @@ def clean() -> Iterator[None]:
             del held[name]
     for name in [name for name in sys.modules if re.match(r"(own_part|sordino_with_)", name)]:
         del sys.modules[name]
-    plugins.load.cache_clear()
+    codec.load_plugins.cache_clear()
     part._version.cache_clear()
 
 
@@ -214,7 +214,7 @@ def test_a_package_of_parts_runs_from_its_file_is_certified_and_audited(
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     assert "unknown" in sordino("run", file, "--out", out).err or "kind" in sordino("run", file, "--out", out).err
     monkeypatch.syspath_prepend(str(installed))
-    plugins.load.cache_clear()
+    codec.load_plugins.cache_clear()
     part._version.cache_clear()
     for command, _ in blocks(ROOT / "examples" / "own_part" / "README.md")[0].commands:
         assert sordino(*command.split()[1:]).code == 0, command

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import sordino as so
 from sordino.certificate.certificate_file import schema
-from sordino.codec import plugins
 from sordino.data import datasets
 from sordino.errors import ConfigError, DataError
 from sordino.outcome import DIAGNOSTIC
@@ -225,7 +224,7 @@ def test_a_model_by_name_runs_and_is_named_as_foreign(tmp_path: Path, monkeypatc
     assert named == {("nets_of_mine.py", "net_of_mine"), ("nets_of_mine.py", "loss_of_mine")}
     assert sordino("certify", tmp_path / "run", "--with", nets).code == 0
     assert sordino("audit", tmp_path / "run", "--with", nets).code == 0
-    monkeypatch.setattr(plugins, "_ADDED", {})
+    monkeypatch.setattr("sordino.codec.serialization._FUNCTIONS", {})
     said = sordino("explain", tmp_path / "run").sentence
     assert "of kind own, which is not loaded" in said
     assert "name its file: --with" in said

@@ -403,9 +403,9 @@ def test_seven_methods_are_compared_at_one_epsilon_on_a_net_of_ones_own(tmp_path
 
 
 def test_the_shipped_comparison_has_seven_methods_that_load() -> None:
-    from sordino.codec import plugins
+    from sordino import codec
 
-    plugins.load_file(MODEL)
+    codec.load_parts_file(MODEL)
     asked = Sweep.read(MODEL.with_name("compare.toml"))
     settings = asked.spec.settings()
     assert len({one["recipe.name"] for one in settings}) == 7

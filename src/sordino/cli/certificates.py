@@ -66,10 +66,10 @@ LOOP = "this follows from the plan and the counts in the file; a loop keeps no c
 def described(file: Path | None) -> About:
     """What the user says of a deployment, or nothing."""
     from sordino import codec
-    from sordino.codec import toml
     from sordino.report.cards import About
 
-    table = {} if file is None else toml.table(file, "keys: name, curators, description, intended_use, region, ...")
+    example = "keys: name, curators, description, intended_use, region, ..."
+    table = {} if file is None else codec.read_toml(file, example)
     found: About = codec.read(About, table, "about")
     return found
 

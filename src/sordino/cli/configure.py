@@ -16,7 +16,7 @@ import typer
 
 from sordino import codec
 from sordino.cli.console import JsonFlag, Own, app, bring, say
-from sordino.codec import Part, plugins
+from sordino.codec import Part
 from sordino.errors import ConfigError
 
 Schema = dict[str, Any]
@@ -94,7 +94,7 @@ app.add_typer(recipes_app, name="recipes")
 @recipes_app.command("list")
 def recipes_list(own: Own = None, as_json: JsonFlag = False) -> None:
     """Names and one line each."""
-    strange = bool(own) or plugins.offered()
+    strange = bool(own) or codec.plugins_installed()
     if strange:
         bring(own)
     found = recipes(strange)

@@ -95,11 +95,11 @@ def changed(values: list[str] | None, seed: int | None) -> list[str]:
 
 def bring(own: list[Path] | None) -> None:
     """Parts of the user's own: packages that are installed, and files that the command names."""
-    from sordino.codec import plugins
+    from sordino import codec
 
-    plugins.load()
+    codec.load_plugins()
     for file in own or []:
-        plugins.load_file(file)
+        codec.load_parts_file(file)
 
 
 @contextmanager

@@ -276,12 +276,12 @@ def _data() -> list[Finding]:
 
 def _strangers() -> list[Finding]:
     """Packages that bring parts of their own."""
-    from sordino.codec.plugins import GROUP, load
+    from sordino.codec.part import PLUGINS, load_plugins
     from sordino.errors import ConfigError
 
-    names = sorted({point.dist.name for point in entry_points(group=GROUP) if point.dist is not None})
+    names = sorted({point.dist.name for point in entry_points(group=PLUGINS) if point.dist is not None})
     try:
-        load()
+        load_plugins()
     except ConfigError as error:
         return [Finding("trouble", str(error))]
     return [Finding("ok", f"parts of {name}, named on every certificate that uses them") for name in names]

@@ -233,7 +233,6 @@ def calibrate_config(
 ) -> dict[str, Any]:
     """The number found, what it costs, and the file it was written to."""
     from sordino.certificate.build import headline
-    from sordino.codec import toml
     from sordino.config import overridden, parse, read_table
     from sordino.tuning.calibrated_file import calibrated_file, multipliers
 
@@ -241,7 +240,7 @@ def calibrate_config(
         raise ConfigError(f"--free {free}", "noise_multiplier, rounds or cohort", codec.nearest(free, list(FREE)))
     if out is not None:
         check_new(out)
-    table = overridden(read_table(file), dict(map(toml.read, changes)))
+    table = overridden(read_table(file), dict(map(codec.parse_setting, changes)))
     config = parse(table)
     check_delta(config.delta if delta is None else delta, config.plan.units, config.privacy.allow_large_delta)
     found = calibrated_file(file.read_text("utf-8"), table, epsilon=epsilon, delta=delta, free=free)

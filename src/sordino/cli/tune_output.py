@@ -14,7 +14,7 @@ from sordino.accounting.rounding import upto
 from sordino.accounting.trials import Trials
 from sordino.certificate.build import headline
 from sordino.cli.console import say, working
-from sordino.codec import durable_files, toml
+from sordino.codec import durable_files
 from sordino.config import Config, load_config, overridden, read_table
 from sordino.errors import ConfigError
 from sordino.outcome import declared_public
@@ -87,7 +87,7 @@ def private_tuning(
     if len(epsilons) > 1:
         raise ConfigError("several --epsilon with --private", "one: each tuning is a release of its own")
     data = read_table(file)
-    given = dict(map(toml.read, over))
+    given = dict(map(codec.parse_setting, over))
     if not given and "sweep" not in data:
         raise ConfigError("--private without --over", "what to try", "--over 'recipe.lr=[0.1, 0.3, 1.0]'")
     space = data.get("sweep", {}) if not given else {"random": given}
@@ -95,7 +95,7 @@ def private_tuning(
     if sweep.spec.recipe or sweep.spec.epsilon:
         found = "[sweep] recipe or epsilon with --private"
         raise ConfigError(found, "grid or random", """--over 'recipe.name=["a", "b"]', and --epsilon""")
-    sweep = replace(sweep, table=overridden(sweep.table, dict(map(toml.read, changes))))
+    sweep = replace(sweep, table=overridden(sweep.table, dict(map(codec.parse_setting, changes))))
     table = sweep.spec.grid or {k: v for k, v in sweep.spec.random.items() if k not in ("trials", "seed")}
     return PrivateTuning(sweep, read_axes(table), trials, next(iter(epsilons), None))
 

@@ -1,4 +1,4 @@
-"""One codec for every value of a plan: dataclasses <-> TOML, JSON, hash.
+"""Codec for every value of a plan: dataclasses <-> TOML, JSON and SHA-256. Called by all packages.
 
 A *family* (Sampler, Step, Release, ...) is a direct subclass of `Part`; a concrete part names its `kind`:
 
@@ -8,28 +8,48 @@ A *family* (Sampler, Step, Release, ...) is a direct subclass of `Part`; a concr
 Wherever a family is the declared type, the written form is a table with that `kind`. Reading follows the declared
 types and is strict: an unknown key, an unknown kind or a wrong type is a `ConfigError` that names the nearest word.
 Writing is strict too: only a part of exactly the registered type has a written form, and so a hash (`check_parts`).
-
-A part of another package stands beside ours: `codec.plugins` brings it in, `foreign` names it.
+Parts of other packages are loaded by `load_plugins` and `load_parts_file`; `foreign` lists those inside a value.
 """
 
 from __future__ import annotations
 
-from sordino.codec import plugins as plugins
-from sordino.codec.part import DEEPEST as DEEPEST
-from sordino.codec.part import Foreign as Foreign
-from sordino.codec.part import Part as Part
-from sordino.codec.part import check_parts as check_parts
-from sordino.codec.part import family_of as family_of
-from sordino.codec.part import foreign as foreign
-from sordino.codec.part import hides_values as hides_values
-from sordino.codec.part import nested_values as nested_values
-from sordino.codec.part import package_of as package_of
-from sordino.codec.serialization import call as call
-from sordino.codec.serialization import check_keywords as check_keywords
-from sordino.codec.serialization import check_plain as check_plain
-from sordino.codec.serialization import digest as digest
-from sordino.codec.serialization import dump as dump
-from sordino.codec.serialization import nearest as nearest
-from sordino.codec.serialization import read as read
-from sordino.codec.serialization import to_json as to_json
-from sordino.codec.serialization import to_toml as to_toml
+from sordino.codec.part import (
+    DEEPEST,
+    Foreign,
+    Part,
+    check_parts,
+    family_of,
+    foreign,
+    hides_values,
+    load_parts_file,
+    load_plugins,
+    named_failures,
+    nested_values,
+    package_of,
+    plugins_installed,
+)  # fmt: skip
+from sordino.codec.serialization import (
+    call,
+    check_keywords,
+    check_plain,
+    digest,
+    dump,
+    find_function,
+    function_origin,
+    nearest,
+    parse_setting,
+    put,
+    read,
+    read_options,
+    read_toml,
+    register_function,
+    to_json,
+    to_toml,
+)  # fmt: skip
+
+__all__ = [
+    "DEEPEST", "Foreign", "Part", "call", "check_keywords", "check_parts", "check_plain", "digest", "dump", "family_of",
+    "find_function", "foreign", "function_origin", "hides_values", "load_parts_file", "load_plugins", "named_failures",
+    "nearest", "nested_values", "package_of", "parse_setting", "plugins_installed", "put", "read", "read_options",
+    "read_toml", "register_function", "to_json", "to_toml",
+]  # fmt: skip

@@ -1,15 +1,16 @@
-"""Boundary around third-party parts: a part that fails is named, and what it returns is checked. Called by `part`.
+"""Wrappers around methods of third-party parts: errors name the part, results are checked. Called by `codec.part`.
 
 A family declares beside each method what a call must return (`returns`). The methods of a class of another package are
 wrapped once, when the class is defined; Sordino's own parts are not wrapped and cost nothing. An exception keeps its
-type on the way (an engine may try another path), carries the part's name, and becomes a `PartError` where a run ends.
+type on the way (an engine may try another path) and the part's name, and becomes a `PartError` where a run ends.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+import numbers
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -21,13 +22,13 @@ _CHECK, _WRAPPED, _NAMED = "__returns__", "__from_elsewhere__", "__part__"
 
 
 def returns(check: Check) -> Callable[[Method], Method]:
-    """Decorator of a family's method: what a third-party part must return from it."""
+    """Decorate a method of a family with the check of what a third-party part returns from it."""
 
-    def kept(method: Method) -> Method:
+    def decorate(method: Method) -> Method:
         setattr(method, _CHECK, check)
         return method
 
-    return kept
+    return decorate
 
 
 def wrap(cls: type, origin: Callable[[], str]) -> None:
@@ -50,7 +51,9 @@ def _wrapped(method: FunctionType, name: str, check: Check | None, origin: Calla
         try:
             found = method(part, *args, **kwargs)
         except (Exception, SystemExit) as error:
-            _name(error, name, origin)
+            if not _ours(error) and not hasattr(error, _NAMED):  # a part inside this one may have named it already
+                setattr(error, _NAMED, PartError(f"{origin()}, whose {name} raised {type(error).__name__}: {error}"))
+                error.add_note(f"raised in {name} of {origin()}")
             raise
         needed = "" if check is None else check(found, part, *args, **kwargs)
         if needed:
@@ -61,42 +64,23 @@ def _wrapped(method: FunctionType, name: str, check: Check | None, origin: Calla
     return call
 
 
-def _name(error: BaseException, method: str, origin: Callable[[], str]) -> None:
-    """Attach the part's name to what it raised, unless a part inside it has done so."""
-    if not _ours(error) and not hasattr(error, _NAMED):
-        setattr(error, _NAMED, PartError(f"{origin()}, whose {method} raised {type(error).__name__}: {error}"))
-        error.add_note(f"raised in {method} of {origin()}")
-
-
 def _ours(error: BaseException) -> bool:
     return isinstance(error, SordinoError) or type(error).__module__.startswith("sordino.")
 
 
 def failure(error: BaseException) -> PartError | None:
-    """The error of a failed part; also of the user's code that calls sys.exit."""
+    """Return the `PartError` for what a third-party part raised, or for user code that calls sys.exit; else None."""
     named: PartError | None = getattr(error, _NAMED, None)
     if named is None and isinstance(error, SystemExit) and not _ours(error):
         return PartError(f"code of a model, a metric or a callback that ended the process (SystemExit: {error})")
     return named
 
 
-@contextmanager
-def named_failures() -> Iterator[None]:
-    """Context of a run: a part that fails raises a `PartError`."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        found = failure(error)
-        if found is None:
-            raise
-        raise found from error
-
-
 # ---- checks of results -----------------------------------------------------------------------------------------------
 
 
 def described(found: Any) -> str:
-    """Type and shape of a value, and nothing of its content, which may be private."""
+    """Describe a value by type and shape alone: its content may be private."""
     if hasattr(found, "shape") and hasattr(found, "dtype"):
         return f"{type(found).__name__} of {tuple(found.shape)} {found.dtype}"
     return "None" if found is None else f"a {type(found).__name__}"
@@ -105,7 +89,11 @@ def described(found: Any) -> str:
 def array(
     found: Any, shape: tuple[int | None, ...], kind: str, low: float = float("-inf"), high: float = float("inf")
 ) -> str:
-    """A numpy array of this shape (None: any length); kind "f": finite float64, "i": whole numbers in [low, high)."""
+    """Require a numpy array of this shape (None: any length).
+
+    Kind "f" requires finite float64, kind "i" whole numbers in [low, high). Like all checks here, this one returns what
+    is needed instead, or "".
+    """
     import numpy as np
 
     what = "finite float64" if kind == "f" else f"whole numbers from {low} to {high - 1}"
@@ -119,7 +107,7 @@ def array(
 
 
 def tensor(found: Any, shape: tuple[int, ...], like: Any, *, finite: bool = False) -> str:
-    """A floating tensor of this shape, where `like` is."""
+    """Require a floating tensor of this shape on the device of `like`."""
     import torch
 
     fits = isinstance(found, torch.Tensor) and tuple(found.shape) == shape
@@ -131,10 +119,7 @@ def tensor(found: Any, shape: tuple[int, ...], like: Any, *, finite: bool = Fals
 
 
 def number(found: Any, low: float, *, above: bool = False) -> str:
-    """A finite number of at least `low`, or above it."""
-    import math
-    import numbers
-
+    """Require a finite number of at least `low`, or above `low`."""
     real = isinstance(found, numbers.Real) and not isinstance(found, bool)
     sound = real and math.isfinite(float(found)) and float(found) >= low
     words = f"a finite number {'above' if above else 'of at least'} {low:g}"
@@ -142,13 +127,13 @@ def number(found: Any, low: float, *, above: bool = False) -> str:
 
 
 def of_type(*types: type) -> Check:
-    """An instance of one of these classes."""
+    """Return a check that requires an instance of one of these classes."""
     words = " or ".join(one.__name__ for one in types)
     return lambda found, *_, **__: "" if isinstance(found, types) else f"a value of {words}"
 
 
 def tensors(found: Any, like: dict[str, Any] | None = None) -> str:
-    """A dict of tensors by name; with `like`, of the same names, shapes and dtypes."""
+    """Require a dict of tensors by name; with `like`, of the same names, shapes and dtypes."""
     import torch
 
     if not (isinstance(found, dict) and all(isinstance(one, torch.Tensor) for one in found.values())):
@@ -159,6 +144,6 @@ def tensors(found: Any, like: dict[str, Any] | None = None) -> str:
 
 
 def numbers_by_name(found: Any) -> str:
-    """A dict of numbers by name."""
+    """Require a dict of numbers by name."""
     sound = isinstance(found, dict) and all(isinstance(name, str) for name in found)
     return "" if sound and all(isinstance(one, float | int) for one in found.values()) else "a dict of numbers by name"

@@ -1,4 +1,4 @@
-"""Durable files: a write is whole or was never made, is on disk when the call returns, and fails in one sentence.
+"""Durable files: a write is complete or has no effect, and is on disk when the call returns. Called by `runs`.
 
 Every change to a run's folder goes through this module; tests stop it at each of its steps.
 """
@@ -12,16 +12,13 @@ from pathlib import Path
 
 from sordino.errors import CertificateError, StorageError
 
-PUBLIC, PRIVATE = 0o666, 0o600  # before the umask: what may be released, and what only its owner may read
+PUBLIC, PRIVATE = 0o666, 0o600  # file modes before the umask: for what may be released, and for the owner alone
 PARTIAL = ".partial"
 SAFE = "what was charged stays charged, and the last checkpoint is whole"
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-
 
 def read(file: Path) -> bytes:
-    """The whole file; one that is missing is damage."""
+    """Return the content of a file; a missing file is a `CertificateError`, since a run has written it."""
     try:
         return file.read_bytes()
     except FileNotFoundError:
@@ -31,19 +28,18 @@ def read(file: Path) -> bytes:
 
 
 def write(file: Path, data: bytes, mode: int = PUBLIC) -> None:
-    """Replace a file in one move: it is the new one, whole, or the one before."""
+    """Replace a file in one move: after a crash it has the new content, or the old content."""
     stage(file, data, mode)
     move(file.with_name(file.name + PARTIAL), file)
 
 
 def stage(file: Path, data: bytes, mode: int) -> None:
-    """The new content beside the file, synced; `move` makes it the file."""
+    """Write the new content to a synced file beside the target; `move` then replaces the target."""
     partial = file.with_name(file.name + PARTIAL)
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         try:
-            _put(descriptor, data)
-            os.fsync(descriptor)
+            _write_synced(descriptor, data)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -53,7 +49,7 @@ def stage(file: Path, data: bytes, mode: int) -> None:
 
 
 def move(old: Path, new: Path) -> None:
-    """Give a file, or a folder, the name of another; synced."""
+    """Rename a file or a folder, replacing the target, and sync the folder."""
     try:
         os.replace(old, new)
         sync(new.parent)
@@ -62,14 +58,16 @@ def move(old: Path, new: Path) -> None:
 
 
 def append(file: Path, data: bytes, size: int) -> None:
-    """Add to a file of `size` bytes, synced; nothing of it stays if that fails. It never makes a file anew."""
+    """Append to an existing file of `size` bytes, synced; a failed append leaves the file as it was."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND)
         try:
-            _check_size(file, os.fstat(descriptor).st_size, size)
+            found = os.fstat(descriptor).st_size
+            if found != size:
+                changed = f"{file.name} has {found} bytes where this run wrote {size}: something else changed it"
+                raise CertificateError(file.name, f"{changed}; {SAFE}")
             try:
-                _put(descriptor, data)
-                os.fsync(descriptor)
+                _write_synced(descriptor, data)
             except OSError:
                 with suppress(OSError):
                     os.ftruncate(descriptor, size)
@@ -81,7 +79,7 @@ def append(file: Path, data: bytes, size: int) -> None:
 
 
 def cut(file: Path, size: int) -> None:
-    """Shorten a file, synced; nothing happens to one that is no longer."""
+    """Shorten a file to `size` bytes, synced; a shorter file stays as it is."""
     try:
         descriptor = os.open(file, os.O_WRONLY)
         try:
@@ -109,25 +107,19 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _put(descriptor: int, data: bytes) -> None:
+def _write_synced(descriptor: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
-
-
-def _check_size(file: Path, found: int, size: int) -> None:
-    if found != size:
-        raise CertificateError(
-            file.name, f"{file.name} has {found} bytes where this run wrote {size}: something else changed it; {SAFE}"
-        )
+    os.fsync(descriptor)
 
 
 def trouble(file: Path, error: OSError) -> StorageError:
-    """The error of a failed write: what happened, what is safe, and how to continue."""
+    """Return the error of a failed write: what happened, what is safe, and how to continue."""
     reason = error.strerror or type(error).__name__
-    if error.errno in _FULL:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return StorageError(f"no room to write {file} ({reason})", "room", f"make some and add --resume: {SAFE}")
-    if error.errno in _GONE:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
         fix = "put it back and add --resume, or start anew in another --out; what was charged stays spent"
         return StorageError(f"{file} gone from under the run ({reason})", "the folder that the run was started in", fix)
     found = f"{file}, which cannot be written ({reason})"

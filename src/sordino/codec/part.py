@@ -1,22 +1,33 @@
-"""`Part`, the base class of everything in a plan: its kinds, its genuineness, and the package that it comes from."""
+"""`Part`, the base class of everything in a plan, and plugins: parts from other packages and files.
+
+Called by every package that defines parts, by `plan`, and by `cli` and `config`, which load the plugins:
+
+    [project.entry-points."sordino.parts"]
+    my_pkg = "my_pkg.parts"            # a module: importing it registers what it defines
+
+The file of a run imports nothing: only installed packages, and files that the command line names, are imported.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import sys
 from abc import ABC
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from contextlib import contextmanager
 from functools import cache
-from types import NoneType
+from pathlib import Path
+from types import ModuleType, NoneType
 from typing import Any, ClassVar, TypeVar
 
 from sordino.codec import boundary
 from sordino.errors import ConfigError, PlanError, brief_repr
 
 DEEPEST = 32  # levels of tables in a file, of parts in a plan
-FILES: dict[str, tuple[str, str]] = {}  # modules made of single files: the file's name, and its hash
+PLUGINS = "sordino.parts"  # group of entry points
+FILES: dict[str, tuple[str, str]] = {}  # module of a file loaded by `load_parts_file` -> (file name, sha256)
 _PLAIN = {int, float, str, bool, NoneType}
 
 
@@ -38,46 +49,42 @@ class Part(ABC):  # noqa: B024  (each family has abstract methods of its own)
             cls.kind = kind
             _check_free(cls, cls.members.get(kind))
             cls.members[kind] = cls
-        if Part not in cls.__bases__ and not _named_ours(cls):
-            boundary.wrap(cls, lambda: _called(cls))
+        if Part not in cls.__bases__ and not cls.__module__.startswith("sordino."):
+            boundary.wrap(cls, lambda: _error_name(cls))
 
 
 def _check_free(cls: type[Part], other: type[Part] | None) -> None:
-    """Refuse a second class of one kind; a class that is defined again (slots, notebooks) replaces itself."""
+    """Refuse a second class of one kind; a class that is defined again (slots, notebooks) replaces the first."""
     if other is None:
         return
     again = (cls.__module__, cls.__name__) == (other.__module__, other.__name__)
     slots = all(other.__dict__.get(name) is made for name, made in cls.__dict__.items() if callable(made))
-    if not again or (_named_ours(other) and not slots):
+    if not again or (other.__module__.startswith("sordino.") and not slots):
         found = f"a second {family_of(cls).__name__} of kind {cls.kind!r}, {cls.__module__}.{cls.__name__}"
         raise ConfigError(found, "a kind of its own", f"{other.__module__}.{other.__name__} has this one")
 
 
 def family_of(cls: type[Part]) -> type[Part]:
-    """The family of a part (Sampler, Step, Release, ...): the direct subclass of `Part`."""
+    """Return the family of a part (Sampler, Step, Release, ...): the direct subclass of `Part`."""
     return next(base for base in cls.__mro__ if Part in base.__bases__)
 
 
-def join(where: str, name: str) -> str:
-    """Dotted path of a key, as a file writes it."""
-    return f"{where}.{name}" if where else name
-
-
 def nested_values(value: Any, where: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """A value and everything in its fields, recursively, each with its path."""
+    """Yield a value and everything in its fields, recursively, each with its dotted path."""
     if depth > DEEPEST:
         raise PlanError("parts", f"{where}, nested {DEEPEST} deep", f"at most {DEEPEST} parts in each other")
     yield where, value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from nested_values(getattr(value, field.name), join(where, field.name), depth + 1)
+            path = f"{where}.{field.name}" if where else field.name
+            yield from nested_values(getattr(value, field.name), path, depth + 1)
     elif isinstance(value, list | tuple) and not {*map(type, value)} <= _PLAIN:
         for i, item in enumerate(value):
             yield from nested_values(item, f"{where}[{i}]", depth + 1)
 
 
 def check_parts(value: Any, where: str) -> None:
-    """Refuse a value that would not do what its written form says, however deep inside.
+    """Refuse a value that would not do what its written form says, at any depth.
 
     A subclass without a kind of its own is written as its parent, and a method set on an instance is not written at
     all: either would run one thing and have the hash and the cost of another.
@@ -103,6 +110,9 @@ def check_part(part: Any, where: str) -> None:
         raise PlanError("parts", f"{where}, a {cls.__name__} whose {extra[0]!r} was set by hand", needed)
 
 
+# ---- third-party parts -----------------------------------------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True, order=True)
 class Foreign:
     """A third-party part: what it states of itself is trusted, and it is named on the certificate."""
@@ -114,28 +124,23 @@ class Foreign:
 
 
 def foreign(value: Any) -> tuple[Foreign, ...]:
-    """Third-party parts and functions inside a value, each once."""
-    parts = [item for _, item in nested_values(value) if isinstance(item, Part)]
-    others = [part for part in parts if not _ours(type(part))]
-    classes = {Foreign(*package_of(type(p).__module__), family_of(type(p)).__name__, p.kind) for p in others}
-    return tuple(sorted(classes.union(*(part.rests_on() for part in parts))))
+    """Return the third-party parts and functions inside a value, each once."""
+    found: set[Foreign] = set()
+    for part in (item for _, item in nested_values(value) if isinstance(item, Part)):
+        cls = type(part)
+        defined = getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls  # a module name can be forged
+        if not (defined and cls.__module__.startswith("sordino.")):
+            found.add(Foreign(*package_of(cls.__module__), family_of(cls).__name__, part.kind))
+        found.update(part.rests_on())
+    return tuple(sorted(found))
 
 
-def _named_ours(cls: type[Part]) -> bool:
-    return cls.__module__.partition(".")[0] == "sordino"
-
-
-def _ours(cls: type[Part]) -> bool:
-    """Whether a module of Sordino defines the class; its name alone could be forged."""
-    return _named_ours(cls) and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
-
-
-def _called(cls: type[Part]) -> str:
+def _error_name(cls: type[Part]) -> str:
     return f"part {cls.kind or cls.__name__!r} ({family_of(cls).__name__} of {package_of(cls.__module__)[0]})"
 
 
 def package_of(module: str) -> tuple[str, str]:
-    """The package of a module and its version; of a single file its name and hash; of a script no version."""
+    """Return package and version of a module; for a file of `--with` its name and sha256, for a script no version."""
     package = module.partition(".")[0]
     return FILES[module] if module in FILES else (package, _version(package))
 
@@ -146,13 +151,66 @@ def _version(package: str) -> str:
     return importlib.metadata.version(names[0]) if names else ""
 
 
-LONGEST = 400  # characters of a whole repr
-LONGEST_WORD = 40  # of one text in it
+def plugins_installed() -> bool:
+    """Return whether any installed package offers parts; nothing is imported."""
+    return bool(importlib.metadata.entry_points(group=PLUGINS))
+
+
+@cache
+def load_plugins(group: str = PLUGINS) -> None:
+    """Import, once, the modules that installed packages offer under a group of entry points."""
+    for point in importlib.metadata.entry_points(group=group):
+        try:
+            point.load()
+        except Exception as error:
+            package = point.dist.name if point.dist is not None else point.value
+            what = group.rpartition(".")[2].replace("_", " ")
+            found = f"package {package}, whose {what} cannot be loaded ({type(error).__name__}: {error})"
+            raise ConfigError(found, f"{point.value} that can be imported", f"mend or uninstall {package}") from None
+
+
+def load_parts_file(path: Path) -> None:
+    """Run a file of parts (`--with my_parts.py`); a certificate names the file and its sha256."""
+    try:
+        source = path.read_bytes()
+        code = compile(source, str(path), "exec")
+    except (OSError, SyntaxError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--with {path}, which cannot be read ({reason})", "a Python file of parts") from None
+    name, origin = f"sordino_with_{path.stem}", (path.name, f"sha256:{hashlib.sha256(source).hexdigest()}")
+    if FILES.get(name) == origin:
+        return
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name], FILES[name] = module, origin
+    try:
+        exec(code, module.__dict__)
+    except Exception as error:
+        del sys.modules[name], FILES[name]
+        found = f"--with {path}, which fails ({type(error).__name__}: {error})"
+        raise ConfigError(found, "a Python file that defines parts", "run it with python to see where") from None
+
+
+@contextmanager
+def named_failures() -> Iterator[None]:
+    """Raise the failure of a third-party part as a `PartError` that names the part; called around a whole run."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        found = boundary.failure(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+# ---- repr without values ---------------------------------------------------------------------------------------------
+
+LONGEST, LONGEST_WORD = 400, 40  # characters of a whole repr, and of one text in it
 T = TypeVar("T")
 
 
 def hides_values(cls: type[T]) -> type[T]:
-    """Class decorator, above `@dataclass`: its repr shows no value of a tensor, an array or a float.
+    """Class decorator, above `@dataclass`: the repr shows no value of a tensor, an array or a float.
 
     A notebook saves what a cell prints. So whatever holds a tensor, an array or bytes is printed by its shape, whatever
     holds such a holder by its type; numbers that were computed from records (floats) are not printed either.
@@ -162,26 +220,30 @@ def hides_values(cls: type[T]) -> type[T]:
 
 
 def hides(cls: type[Any]) -> bool:
-    """Whether a class has this repr itself."""
+    """Return whether the repr of a class is the one of `hides_values`."""
     return vars(cls).get("__repr__") is short_repr
 
 
 def short_repr(value: Any) -> str:
-    """Type(field=description, ...), or what its own `described_fields()` says, cut to `LONGEST` characters."""
+    """Return Type(field=description, ...), or what its own `described_fields()` says, cut to `LONGEST` characters."""
     own = getattr(value, "described_fields", None)
-    said = described_fields(value) if own is None else own()
-    whole = f"{type(value).__name__}({', '.join(f'{name}={text}' for name, text in said.items())})"
+    texts = described_fields(value) if own is None else own()
+    whole = f"{type(value).__name__}({', '.join(f'{name}={text}' for name, text in texts.items())})"
     return whole if len(whole) <= LONGEST else f"{whole[: LONGEST - 5]} ...)"
 
 
 def described_fields(value: Any) -> dict[str, str]:
-    """Every field of a dataclass but those that are None or empty."""
-    shown = [(field.name, getattr(value, field.name, None)) for field in fields(value) if field.repr]
-    return {name: described(item) for name, item in shown if not _empty(item)}
+    """Describe every field of a dataclass except those that are None or empty."""
+    named = ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value) if field.repr)
+    return {
+        name: described(item)
+        for name, item in named
+        if item is not None and (not isinstance(item, str | tuple | list | dict) or item)
+    }
 
 
 def described(item: Any) -> str:
-    """A field without its data: a whole number, a short text, a shape, a count or a type."""
+    """Describe a field without its data: a whole number, a short text, a shape, a count or a type."""
     if item is None or isinstance(item, bool | int):
         return repr(item) if not isinstance(item, int) or item.bit_length() <= 64 else "int"
     if isinstance(item, str):
@@ -193,7 +255,3 @@ def described(item: Any) -> str:
     if isinstance(item, Mapping | list | tuple | set | frozenset):
         return f"{type(item).__name__} of {len(item)}"
     return repr(item) if hides(type(item)) else type(item).__name__
-
-
-def _empty(item: Any) -> bool:
-    return item is None or (isinstance(item, str | tuple | list | dict) and not item)

@@ -1,6 +1,8 @@
-"""Serialization of plans: values to TOML, JSON and hash, and strictly typed reading. Called through `codec`.
+"""Serialization of plans: values to TOML, JSON and SHA-256, strictly typed reading, and single changed values.
 
-An unknown name is answered with the nearest known one, also by the words of other libraries (`ELSEWHERE`).
+Called as `codec.read`, `codec.dump`, ... by every package that reads or writes a configuration. An unknown name is
+answered with the nearest known one, also for the names of other libraries (`ELSEWHERE`). Functions that users register
+by name (`add_model`, `add_loss`, `add_metric`) are stored here too; a part of kind "own" looks its function up.
 """
 
 from __future__ import annotations
@@ -11,171 +13,64 @@ import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from sordino.codec.part import DEEPEST, Part, check_part, join
+from sordino.codec.part import DEEPEST, Foreign, Part, check_part, package_of
 from sordino.errors import ConfigError, brief_repr
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+_hints = functools.cache(get_type_hints)
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def dump(value: Any) -> Any:
-    """Plain data (dicts, lists, numbers) of a value; a part carries its `kind`; fields that are None are left out."""
+    """Return a value as plain data (dicts, lists, numbers); a part has its `kind`, and fields that are None are absent.
+
+    A whole number where a float is declared becomes a float, so that 1 and 1.0 have one written form.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         check_part(value, type(value).__name__)
-        kind = {"kind": value.kind} if isinstance(value, Part) and value.kind else {}
-        named = {field.name: _as_declared(value, field.name) for field in dataclasses.fields(value)}
-        return {**kind, **{name: dump(item) for name, item in named.items() if item is not None}}
+        plain = {"kind": value.kind} if isinstance(value, Part) and value.kind else {}
+        for name in (field.name for field in dataclasses.fields(value)):
+            item, declared = getattr(value, name), _hints(type(value))[name]
+            if isinstance(item, int) and not isinstance(item, bool) and float in (declared, *get_args(declared)):
+                item = float(item)
+            if item is not None:
+                plain[name] = dump(item)
+        return plain
     if isinstance(value, Mapping):
         return {str(name): dump(item) for name, item in value.items()}
     return [dump(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _as_declared(value: Any, name: str) -> Any:
-    """A field's value; a whole number where a float is declared becomes one: 1 and 1.0 have one written form."""
-    kind: Any = type(value)
-    declared = _hints(kind)[name]
-    item = getattr(value, name)
-    whole = isinstance(item, int) and not isinstance(item, bool)
-    return float(item) if whole and (declared is float or float in get_args(declared)) else item
-
-
 def to_json(value: Any) -> str:
-    """Canonical JSON: sorted keys, no spaces; the input of `digest`."""
+    """Return the canonical JSON of a value: sorted keys, no spaces."""
     return json.dumps(dump(value), sort_keys=True, separators=(",", ":"))
 
 
 def digest(value: Any) -> str:
-    """sha256 of the canonical JSON."""
+    """Return the SHA-256 of the canonical JSON of a value."""
     return hashlib.sha256(to_json(value).encode()).hexdigest()
 
 
 def to_toml(value: Any) -> str:
-    """The value as a TOML document."""
+    """Return a value as a TOML document."""
     return tomli_w.dumps(dump(value))
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
-
-
-def read(declared: Any, data: Any, where: str = "") -> Any:
-    """The value of the declared type that plain data describes, or a `ConfigError` in one sentence."""
-    origin = get_origin(declared)
-    if declared is Any:
-        return data
-    if isinstance(declared, type) and not origin and isinstance(data, declared) and dataclasses.is_dataclass(data):
-        return data  # a finished value, as Python code passes it
-    if origin in (Union, UnionType):
-        return _read_union(get_args(declared), data, where)
-    if origin is Literal:
-        options = get_args(declared)
-        found = [option for option in options if option == data and not isinstance(data, bool)]
-        if not found:
-            words = [str(option) for option in options]
-            raise ConfigError(
-                f"{where} = {brief_repr(data)}", "one of " + ", ".join(words), nearest(brief_repr(data), words)
-            )
-        return found[0]
-    if origin is tuple:
-        # tuple[int, ...] is a list of any length, tuple[int, int] one of two
-        items = get_args(declared)
-        if not isinstance(data, list | tuple):
-            raise ConfigError(f"{where} = {brief_repr(data)}", "a list", "put it in [ ]")
-        if items[-1] is not Ellipsis and len(data) != len(items):
-            raise ConfigError(f"{where} = {brief_repr(data)}", f"a list of {len(items)}")
-        return tuple(read(items[0], entry, f"{where}[{i}]") for i, entry in enumerate(data))
-    if origin is dict or declared is dict:
-        return dict(_table(data, where))
-    if isinstance(declared, type) and issubclass(declared, Part) and not declared.kind:
-        return _read_kind(declared, data, where) if isinstance(data, str) else _read_member(declared, data, where)
-    if dataclasses.is_dataclass(declared):
-        return _read_fields(declared, _table(data, where), where)
-    return _read_scalar(declared, data, where)
-
-
-def _read_union(options: tuple[Any, ...], data: Any, where: str) -> Any:
-    """The branch that fits the shape of the data: a table reads as the part, anything else as the scalar."""
-    if data is None and NoneType in options:
-        return None
-    branches = [option for option in options if option is not NoneType]
-    structured = [option for option in branches if _is_table(option)]
-    wanted = structured if isinstance(data, Mapping) or dataclasses.is_dataclass(data) else branches
-    return read((wanted or branches)[0], data, where)
-
-
-def _is_table(declared: Any) -> bool:
-    return isinstance(declared, type) and (issubclass(declared, Part) or dataclasses.is_dataclass(declared))
-
-
-def _table(data: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(data, Mapping):
-        found = f"{where or 'a value'} = {brief_repr(data)}"
-        raise ConfigError(found, "a table", f"write [{where}] or {where} = {{ ... }}")
-    return data
-
-
-def _read_kind(family: type[Part], kind: str, where: str) -> Any:
-    """A part that needs nothing but its name may be written by it alone: loss = "mse"."""
-    fields = dataclasses.fields(family.members[kind]) if kind in family.members else ()  # type: ignore[arg-type]
-    needed = [f"{field.name} = ..." for field in fields if _required(field)]
-    if needed:
-        fix = f'write {where} = {{ kind = "{kind}", {", ".join(needed)} }}'
-        raise ConfigError(f"{where} = {kind!r} alone", "its other values beside it", fix)
-    return _read_member(family, {"kind": kind}, where)
-
-
-def _read_member(family: type[Part], data: Any, where: str) -> Any:
-    known, table = sorted(family.members), _table(data, where)
-    if "kind" not in table:
-        raise ConfigError(f"no kind in {where}", "a known kind", "known: " + ", ".join(known))
-    kind = table["kind"]
-    if not isinstance(kind, str) or kind not in family.members:
-        raise ConfigError(f"kind {brief_repr(kind)} in {where}", "a known kind", nearest(brief_repr(kind), known))
-    return _read_fields(family.members[kind], table, where)
-
-
-def _read_fields(cls: Any, table: Mapping[str, Any], where: str) -> Any:
-    """A dataclass from a table; `kind` is taken off a part's."""
-    entries = dict(table)
-    if issubclass(cls, Part) and entries.pop("kind", cls.kind) != cls.kind:
-        raise ConfigError(f"kind {brief_repr(table['kind'])} in {where}", f"kind {cls.kind!r}")
-    if inspect.isabstract(cls):
-        lacks = ", ".join(sorted(cls.__abstractmethods__))
-        raise ConfigError(f"{where}, a {cls.__name__} without {lacks}", "all that its family asks of a part")
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
-    needed = [name for name, field in fields.items() if _required(field)]
-    _check_keys(entries, fields, needed, where)
-    hints = _hints(cls)
-    return cls(**{name: read(hints[name], item, join(where, name)) for name, item in entries.items()})
-
-
-def _required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def _check_keys(entries: Mapping[str, Any], known: Iterable[str], needed: Iterable[str], where: str) -> None:
-    names = list(known)
-    for name in entries:
-        if name not in names:
-            raise ConfigError(f"unknown key {join(where, name)}", "a known key", nearest(name, names))
-    for name in needed:
-        if name not in entries:
-            raise ConfigError(f"no {join(where, name)}", f"a value for {name}", f"add {name} = ...")
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
-
 
 _SCALARS: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
@@ -185,21 +80,87 @@ _SCALARS: dict[Any, tuple[tuple[type, ...], str]] = {
 }
 
 
-def _read_scalar(declared: Any, data: Any, where: str) -> Any:
-    kinds, words = _SCALARS[declared]
+def read(declared: Any, data: Any, where: str = "") -> Any:
+    """Build the value of the declared type that plain data describes, or raise a `ConfigError` in one sentence."""
+    origin, options = get_origin(declared), get_args(declared)
+    if declared is Any or (data is None and NoneType in options):
+        return data
+    if isinstance(declared, type) and not origin and isinstance(data, declared) and dataclasses.is_dataclass(data):
+        return data  # a finished value, as Python code passes it
+    if origin in (Union, UnionType):  # a table is read as the part among the options, anything else as the first one
+        branches = [option for option in options if option is not NoneType]
+        classes = [option for option in branches if isinstance(option, type)]
+        parts = [option for option in classes if issubclass(option, Part) or dataclasses.is_dataclass(option)]
+        table = isinstance(data, Mapping) or dataclasses.is_dataclass(data)
+        return read(((parts if table else branches) or branches)[0], data, where)
+    found = f"{where} = {brief_repr(data)}"
+    if origin is Literal:
+        words = [str(option) for option in options]
+        if data not in options or isinstance(data, bool):
+            raise ConfigError(found, "one of " + ", ".join(words), nearest(brief_repr(data), words))
+        return options[options.index(data)]
+    if origin is tuple:  # tuple[int, ...] is a list of any length, tuple[int, int] one of two
+        if not isinstance(data, list | tuple):
+            raise ConfigError(found, "a list", "put it in [ ]")
+        if options[-1] is not Ellipsis and len(data) != len(options):
+            raise ConfigError(found, f"a list of {len(options)}")
+        return tuple(read(options[0], entry, f"{where}[{i}]") for i, entry in enumerate(data))
+    if isinstance(declared, type) and issubclass(declared, Part) and not declared.kind and isinstance(data, str):
+        data = _only_kind(declared, data, where)
+    if declared not in _SCALARS:
+        if not isinstance(data, Mapping):
+            found = f"{where or 'a value'} = {brief_repr(data)}"
+            raise ConfigError(found, "a table", f"write [{where}] or {where} = {{ ... }}")
+        return dict(data) if dict in (origin, declared) else _read_part(declared, data, where)
+    kinds, needed = _SCALARS[declared]
     if not isinstance(data, kinds) or (isinstance(data, bool) and declared is not bool):
-        raise ConfigError(f"{where} = {brief_repr(data)}", words)
+        raise ConfigError(found, needed)
     if isinstance(data, int) and not -(2**63) <= data < 2**63:
-        raise ConfigError(f"{where} = {brief_repr(data)}", "a whole number of at most 64 bits")
+        raise ConfigError(found, "a whole number of at most 64 bits")
     return float(data) if declared is float and isinstance(data, int) else data
 
 
+def _only_kind(family: type[Part], kind: str, where: str) -> dict[str, Any]:
+    """Return the table of a part that is written by its kind alone (loss = "mse"); refuse one that needs more."""
+    parameters = inspect.signature(family.members[kind]).parameters if kind in family.members else {}
+    needed = [f"{name} = ..." for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    if needed:
+        fix = f'write {where} = {{ kind = "{kind}", {", ".join(needed)} }}'
+        raise ConfigError(f"{where} = {kind!r} alone", "its other values beside it", fix)
+    return {"kind": kind}
+
+
+def _read_part(cls: Any, table: Mapping[str, Any], where: str) -> Any:
+    """Build a dataclass from a table, or the member of a family that the table's `kind` names."""
+    entries = dict(table)
+    if issubclass(cls, Part) and not cls.kind:
+        known = sorted(cls.members)
+        if "kind" not in table:
+            raise ConfigError(f"no kind in {where}", "a known kind", "known: " + ", ".join(known))
+        if not isinstance(table["kind"], str) or table["kind"] not in cls.members:
+            kind = brief_repr(table["kind"])
+            raise ConfigError(f"kind {kind} in {where}", "a known kind", nearest(kind, known))
+        cls = cls.members[table["kind"]]
+    if issubclass(cls, Part) and entries.pop("kind", cls.kind) != cls.kind:
+        raise ConfigError(f"kind {brief_repr(table['kind'])} in {where}", f"kind {cls.kind!r}")
+    if inspect.isabstract(cls):
+        lacks = ", ".join(sorted(cls.__abstractmethods__))
+        raise ConfigError(f"{where}, a {cls.__name__} without {lacks}", "all that its family asks of a part")
+    return call(cls, entries, where)
+
+
 def call(function: Callable[..., T], arguments: Mapping[str, Any], where: str) -> T:
-    """Call a function of keyword arguments with plain data, each read as the parameter's declared type."""
-    parameters = inspect.signature(function, eval_str=True).parameters
-    needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
-    _check_keys(arguments, parameters, needed, where)
-    return function(**{n: read(parameters[n].annotation, item, f"{where}.{n}") for n, item in arguments.items()})
+    """Call a function or a dataclass with plain data, each argument read as its declared type."""
+    is_class, prefix = isinstance(function, type), f"{where}." if where else ""
+    parameters = inspect.signature(function, eval_str=not is_class).parameters
+    for name in arguments:
+        if name not in parameters:
+            raise ConfigError(f"unknown key {prefix}{name}", "a known key", nearest(name, list(parameters)))
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise ConfigError(f"no {prefix}{name}", f"a value for {name}", f"add {name} = ...")
+    hints = _hints(function) if is_class else {name: parameter.annotation for name, parameter in parameters.items()}
+    return function(**{name: read(hints[name], item, prefix + name) for name, item in arguments.items()})
 
 
 def check_plain(data: Any) -> None:
@@ -207,7 +168,7 @@ def check_plain(data: Any) -> None:
     level: list[tuple[str, Any]] = [("", data)]
     for _ in range(DEEPEST):
         inside = [
-            (join(where, str(name)), item)
+            (f"{where}.{name}" if where else str(name), item)
             for where, value in level
             for name, item in (value.items() if isinstance(value, Mapping) else enumerate(value))
         ]
@@ -222,44 +183,94 @@ def check_plain(data: Any) -> None:
     raise ConfigError(f"{level[0][0]}, nested {DEEPEST} deep", f"at most {DEEPEST} levels", "write the plan flatter")
 
 
-ELSEWHERE = {  # what Opacus, Flower, pfl and TensorFlow Privacy call it, and what it may be called here
-    "max_grad_norm": ("clip_norm",),
-    "l2_norm_clip": ("clip_norm",),
-    "clipping_norm": ("clip_norm",),
-    "clipping_bound": ("clip_norm",),
-    "multiplier": ("noise_multiplier",),
-    "tries": ("trials",),
-    "whole": ("integer",),
-    "radius": ("clip_norm",),
-    "noise_scale": ("noise_multiplier",),
-    "target_epsilon": ("epsilon",),
-    "target_delta": ("delta",),
-    "sample_rate": ("rate",),
-    "fraction_train": ("rate",),
-    "fraction_fit": ("rate",),
-    "num_clients": ("population",),
-    "num_supernodes": ("population",),
-    "population_size": ("population",),
-    "cohort_size": ("size", "cohort"),
-    "num_sampled_clients": ("size", "cohort"),
-    "num_rounds": ("rounds",),
-    "num_server_rounds": ("rounds",),
-    "central_num_iterations": ("rounds",),
-    "local_num_epochs": ("epochs",),
-    "local_epochs": ("epochs",),
-    "learning_rate": ("lr",),
-    "local_learning_rate": ("lr",),
-    "batch_size": ("batch", "max_physical_batch_size"),
-    "local_batch_size": ("batch",),
-    "data_loader": ("loader",),
-    "module": ("model",),
-    "physical_batch": ("max_physical_batch_size",),
-    "secure_mode": ("noise",),
-}
+# ---- TOML files, and single values set on the command line -----------------------------------------------------------
+
+LARGEST = 4 << 20  # bytes of a configuration
+_KEY = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
+_DEEP = re.compile(rf"(?<![A-Za-z0-9_-]){_KEY}(?:\.[ \t]*+{_KEY}){{{DEEPEST}}}")  # a.b.c: a level for each
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")  # text without quotes, which a shell would take away
+
+
+def read_toml(path: Path, fix: str = "") -> dict[str, Any]:
+    """Return the table of a TOML file within limits of size and depth; `fix` names an example in the error."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"{path}, which is a device or a pipe", "a TOML file", "write it to a file first")
+            data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise ConfigError(f"{path} of more than {LARGEST:,} bytes", "a configuration, at most that long")
+        text = data.decode("utf-8")
+        if _DEEP.search(text):
+            raise ConfigError(f"{path}, which holds a key of more than {DEEPEST} parts", "at most that many")
+        return tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{path}, which cannot be read ({reason})", "a TOML file") from None
+    except RecursionError:
+        raise ConfigError(f"{path}, whose lists or tables are nested too deep", f"at most {DEEPEST}") from None
+    except ValueError as error:  # not TOML, or an integer of thousands of digits
+        raise ConfigError(f"{path} that is not TOML ({error})", "a TOML file", fix) from None
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Return key and value of `recipe.lr=0.5` or `task.dataset=mnist`: a TOML literal, or a bare word as text."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not key or not value:
+        raise ConfigError(f"--set {brief_repr(text)}", "key=value, as in recipe.lr=0.5")
+    try:
+        found = tomllib.loads(f"value = {value}")
+        if list(found) == ["value"]:  # a line break would begin another key
+            return key, found["value"]
+    except (ValueError, RecursionError):
+        if _WORD.fullmatch(value):
+            return key, value
+    raise ConfigError(f"{key} = {brief_repr(value)}", "a value as TOML writes it: 0.5, true, [1, 2], 'some words'")
+
+
+def put(table: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Return the table with one value changed; missing tables are added, places in lists (`encode.0`) must exist."""
+    places = key.split(".")
+    if "" in places or len(places) > DEEPEST:
+        raise ConfigError(f"the key {brief_repr(key)}", "names with dots between them, as in recipe.lr")
+    changed: dict[str, Any] = _put(table, places, value, "")
+    return changed
+
+
+def _put(old: Any, places: Sequence[str], value: Any, where: str) -> Any:
+    if not places:
+        return value
+    first, rest = places[0], places[1:]
+    here = f"{where}.{first}" if where else first
+    if isinstance(old, list | tuple):
+        if not (first.isdecimal() and int(first) < len(old)):
+            raise ConfigError(f"the key {here} in a list of {len(old)}", f"a place from 0 to {len(old) - 1}")
+        return [_put(item, rest, value, here) if k == int(first) else item for k, item in enumerate(old)]
+    if not isinstance(old, Mapping):
+        found = f"the key {here}, and {where} = {brief_repr(old)}"
+        raise ConfigError(found, f"a table at {where}", f"set {where} itself")
+    return {**old, first: _put(old.get(first, {}), rest, value, here)}
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+ELSEWHERE = {  # names in Opacus, Flower, pfl and TensorFlow Privacy, and what Sordino calls them
+    "max_grad_norm": ("clip_norm",), "l2_norm_clip": ("clip_norm",), "clipping_norm": ("clip_norm",),
+    "clipping_bound": ("clip_norm",), "multiplier": ("noise_multiplier",), "tries": ("trials",),
+    "whole": ("integer",), "radius": ("clip_norm",), "noise_scale": ("noise_multiplier",),
+    "target_epsilon": ("epsilon",), "target_delta": ("delta",), "sample_rate": ("rate",), "fraction_train": ("rate",),
+    "fraction_fit": ("rate",), "num_clients": ("population",), "num_supernodes": ("population",),
+    "population_size": ("population",), "cohort_size": ("size", "cohort"), "num_sampled_clients": ("size", "cohort"),
+    "num_rounds": ("rounds",), "num_server_rounds": ("rounds",), "central_num_iterations": ("rounds",),
+    "local_num_epochs": ("epochs",), "local_epochs": ("epochs",), "learning_rate": ("lr",),
+    "local_learning_rate": ("lr",), "batch_size": ("batch", "max_physical_batch_size"),
+    "local_batch_size": ("batch",), "data_loader": ("loader",), "module": ("model",),
+    "physical_batch": ("max_physical_batch_size",), "secure_mode": ("noise",),
+}  # fmt: skip
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """The known word that a mistyped or a foreign one most likely meant, or all of them."""
+    """Name the known word that a mistyped word, or another library's word, most likely meant; else list all of them."""
     ours = next((name for name in ELSEWHERE.get(word, ()) if name in known), None)
     if ours is not None:
         return f"{word} is called {ours} here"
@@ -268,14 +279,65 @@ def nearest(word: str, known: list[str]) -> str:
 
 
 def check_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: an unknown keyword argument is a `ConfigError` that names the nearest one."""
+    """Decorate a function: an unknown keyword argument is a `ConfigError` that names the nearest one."""
     known = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def called(*args: P.args, **words: P.kwargs) -> R:
-        strange = next((word for word in words if word not in known), None)
-        if strange is not None:
-            raise ConfigError(f"argument {strange}", f"an argument of {function.__name__}", nearest(strange, known))
+        unknown = next((word for word in words if word not in known), None)
+        if unknown is not None:
+            raise ConfigError(f"argument {unknown}", f"an argument of {function.__name__}", nearest(unknown, known))
         return function(*args, **words)
 
     return called
+
+
+# ---- functions that users register by name ---------------------------------------------------------------------------
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {}  # by family (model, loss, metric) and name
+
+
+def register_function(family: str, name: str) -> Callable[[Function], Function]:
+    """Return a decorator that registers a function under a name; registering the same function again is no error."""
+
+    def register(function: Function) -> Function:
+        known = _FUNCTIONS.get((family, name))
+        if known is not None and (known.__module__, known.__qualname__) != (function.__module__, function.__qualname__):
+            raise ConfigError(f"a second {family} {name!r}", "a name of its own", f"{known.__module__} has this one")
+        _FUNCTIONS[family, name] = function
+        return function
+
+    return register
+
+
+def find_function(family: str, name: str) -> Callable[..., Any]:
+    """Return the registered function of that name."""
+    if (family, name) not in _FUNCTIONS:
+        known = [other for of, other in _FUNCTIONS if of == family]
+        how = f'@sordino.add_{family}("{name}") in a file that --with names, or in an installed package'
+        found = f"{family} {name!r} of kind own"
+        raise ConfigError(found, "one that was added", nearest(name, known) if known else how)
+    return _FUNCTIONS[family, name]
+
+
+def function_origin(family: str, name: str) -> Foreign:
+    """Return package and version of a registered function, for the certificate."""
+    return Foreign(*package_of(find_function(family, name).__module__), family, name)
+
+
+def read_options(function: Callable[..., Any], options: Mapping[str, Any], skip: int, where: str) -> dict[str, Any]:
+    """Read the options of a file as keyword arguments of a function whose first `skip` arguments Sordino passes."""
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[skip:]
+    if any(one.kind is one.VAR_KEYWORD for one in own):
+        return dict(options)
+    named = {one.name: one for one in own if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    unknown = next((name for name in options if name not in named), None)
+    if unknown is not None:
+        takes = ", ".join(named) or "no option"
+        raise ConfigError(f"unknown option {unknown!r} of {where}", takes, nearest(unknown, list(named)))
+    missing = next((n for n, one in named.items() if one.default is one.empty and n not in options), None)
+    if missing is not None:
+        raise ConfigError(f"{where} without {missing}", "a value for it", f"options = {{ {missing} = ... }}")
+    types = {name: Any if one.annotation is one.empty else one.annotation for name, one in named.items()}
+    return {name: read(types[name], value, f"{where}.{name}") for name, value in options.items()}

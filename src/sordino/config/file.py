@@ -14,7 +14,6 @@ from sordino import codec
 from sordino.accounting.calibration import Budget
 from sordino.accounting.delta import check_deltas, default_delta, silo_deltas
 from sordino.certificate.facts import OwnCode
-from sordino.codec import plugins, toml
 from sordino.config.sections import FederationSpec, PrivacySpec, RunSpec, SiloBudget, TaskSpec
 from sordino.data import datasets
 from sordino.data.clients import Clients, check_names, resolve_silo_names
@@ -199,13 +198,13 @@ class Config:
 
 def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
     """Read a file, with single values changed (`recipe.lr=0.5`); every mistake in it is one sentence."""
-    table = toml.table(path, EXAMPLE)
-    return parse(overridden(table, dict(map(toml.read, changes))) if changes else table)
+    table = codec.read_toml(path, EXAMPLE)
+    return parse(overridden(table, dict(map(codec.parse_setting, changes))) if changes else table)
 
 
 def read_table(path: Path) -> dict[str, Any]:
     """What a file says, before anything of it is understood."""
-    return toml.table(path, EXAMPLE)
+    return codec.read_toml(path, EXAMPLE)
 
 
 def overridden(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,14 +217,14 @@ def overridden(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
             raise ConfigError(f"unknown key {key}", "a known table", codec.nearest(first, known))
         if key in later and "recipe" in data:
             data = codec.dump(parse(data))
-        data = toml.put(data, key, changes[key])
+        data = codec.put(data, key, changes[key])
     return data
 
 
 def parse(table: Mapping[str, Any]) -> Config:
     """The configuration that a table describes; `[recipe]` stands for the plan it builds."""
     codec.check_plain(table)
-    plugins.load()
+    codec.load_plugins()
     data = resolve_silo_names(table)
     task = data.get("task")
     prepare: tuple[Preparation, ...] = ()

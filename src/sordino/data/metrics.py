@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino import codec
-from sordino.codec import Foreign, Part, plugins, read
+from sordino.codec import Foreign, Part, read
 from sordino.codec.boundary import numbers_by_name, returns
 from sordino.errors import DataError
 from sordino.parts.losses import IGNORED, Loss
@@ -293,17 +293,17 @@ class RegisteredMetric(Metric, kind="own"):
     name: str
 
     def __post_init__(self) -> None:
-        plugins.find("metric", self.name)
+        codec.find_function("metric", self.name)
 
     @property
     def called(self) -> str:
         return self.name
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        return _call_metric(self.name, plugins.find("metric", self.name), seen)
+        return _call_metric(self.name, codec.find_function("metric", self.name), seen)
 
     def rests_on(self) -> tuple[Foreign, ...]:
-        return (plugins.origin("metric", self.name),)
+        return (codec.function_origin("metric", self.name),)
 
 
 @dataclass(frozen=True)
@@ -350,4 +350,4 @@ def metrics_of(asked: Mapping[str, MetricFunction] | Iterable[Any] | None) -> tu
 
 def add_metric(name: str) -> Callable[[MetricFunction], MetricFunction]:
     """Decorator that registers a function of (outputs, targets); a file names it: { kind = "own", name = ... }."""
-    return plugins.registers("metric", name)
+    return codec.register_function("metric", name)

@@ -17,7 +17,6 @@ from typing import Any, get_args
 from torch import Tensor
 
 from sordino import codec
-from sordino.codec import plugins
 from sordino.engines import frames
 from sordino.engines.frames import PUBLIC, Frame, bad, count, text, vector, within
 from sordino.errors import DataError, UserError, brief_repr, shorten
@@ -123,7 +122,7 @@ def read_plan(written: str) -> Plan:
     from sordino import recipes
 
     assert recipes.RECIPES  # importing them has brought in every part of our own
-    plugins.load()
+    codec.load_plugins()
     table = json.loads(written)
     codec.check_plain(table)
     found: Plan = codec.read(Plan, table)

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from sordino import codec
-from sordino.codec import toml
 from sordino.config import Config
 from sordino.data.datasets import Dataset, load
 from sordino.data.initial_weights import load_initial
@@ -56,7 +55,7 @@ class SiloSpec:
     @classmethod
     def read(cls, folder: Path) -> SiloSpec:
         """Read the silo.toml of a folder."""
-        table = toml.table(folder / "silo.toml", "sordino federation new makes one")
+        table = codec.read_toml(folder / "silo.toml", "sordino federation new makes one")
         found: SiloSpec = codec.read(cls, table, "silo.toml")
         return found
 

@@ -23,7 +23,6 @@ from sordino import codec
 from sordino.accounting.bounds import Unit
 from sordino.accounting.composition import Adversary
 from sordino.accounting.events import Event, Relation
-from sordino.codec import plugins, toml
 from sordino.errors import ConfigError, brief_repr
 from sordino.graph import GRADES, Grade
 from sordino.ledger.totals import Limit
@@ -146,8 +145,8 @@ def noise_of(event: Event) -> float:
 
 def load(path: Path) -> Policy:
     """Read a policy; every mistake in it is one sentence."""
-    table = toml.table(path, EXAMPLE)
+    table = codec.read_toml(path, EXAMPLE)
     codec.check_plain(table)
-    plugins.load()
+    codec.load_plugins()
     found: Policy = codec.read(Policy, table)
     return found

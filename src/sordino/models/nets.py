@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sordino.codec import Foreign, Part, package_of, plugins
+from sordino import codec
+from sordino.codec import Foreign, Part, package_of
 from sordino.data.metrics import FunctionMetric as GivenMetric
 from sordino.data.named_fields import NamedFieldsModel, unwrapped_model
 from sordino.errors import ConfigError, UserError, brief_repr
@@ -77,10 +78,12 @@ class RegisteredModel(Architecture, kind="own"):
         self._arguments()
 
     def _arguments(self) -> dict[str, Any]:
-        return plugins.arguments(plugins.find("model", self.name), self.options, _POSITIONAL, f"model {self.name}")
+        return codec.read_options(
+            codec.find_function("model", self.name), self.options, _POSITIONAL, f"model {self.name}"
+        )
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
-        function, options = plugins.find("model", self.name), self._arguments()
+        function, options = codec.find_function("model", self.name), self._arguments()
         try:
             made = function(tuple(shape), outputs, **options)
         except UserError:
@@ -94,7 +97,7 @@ class RegisteredModel(Architecture, kind="own"):
         return made
 
     def rests_on(self) -> tuple[Foreign, ...]:
-        return (plugins.origin("model", self.name),)
+        return (codec.function_origin("model", self.name),)
 
 
 def add_model(name: str) -> Callable[[Build], Build]:
@@ -102,7 +105,7 @@ def add_model(name: str) -> Callable[[Build], Build]:
 
     A file names it: model = { kind = "own", name = ..., options = { ... } }. `outputs` is the number of classes, or 1.
     """
-    return plugins.registers("model", name)
+    return codec.register_function("model", name)
 
 
 NAME = "in_memory"  # of the data set

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from sordino.codec import Foreign, Part, plugins, read
+from sordino import codec
+from sordino.codec import Foreign, Part, read
 from sordino.errors import ConfigError, brief_repr
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # (outputs [b, ...], targets [b]) -> one value per record [b]
@@ -194,24 +195,19 @@ class Own(Loss, kind="own"):
     name: str
 
     def __post_init__(self) -> None:
-        plugins.find("loss", self.name)
+        codec.find_function("loss", self.name)
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        found: Tensor = plugins.find("loss", self.name)(outputs, targets)
+        found: Tensor = codec.find_function("loss", self.name)(outputs, targets)
         return found
 
     def rests_on(self) -> tuple[Foreign, ...]:
-        return (plugins.origin("loss", self.name),)
+        return (codec.function_origin("loss", self.name),)
 
 
 def add_loss(name: str) -> Callable[[LossFunction], LossFunction]:
     """A decorator: a function of (outputs, targets) that a file may name, loss = { kind = "own", name = ... }."""
-
-    def keep(function: LossFunction) -> LossFunction:
-        plugins.add("loss", name, function)
-        return function
-
-    return keep
+    return codec.register_function("loss", name)
 
 
 @dataclass(frozen=True)

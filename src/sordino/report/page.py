@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from sordino import codec
 from sordino.accounting.rounding import atleast, upto
-from sordino.codec import plugins
 from sordino.errors import ConfigError, shorten
 from sordino.report import charts, comparison, workings
 from sordino.report.figures import DARK, LIGHT, Bars, Chart, draw, variables
@@ -203,7 +203,7 @@ class ReportSection(ABC):
 
 def contents_of(runs: Sequence[Run]) -> list[tuple[ReportSection, str, Sequence[Chart | Bars | Table]]]:
     """Every installed section that has something to show of these runs."""
-    plugins.load(GROUP)
+    codec.load_plugins(GROUP)
     found = []
     for title, kind in ReportSection.members.items():
         try:

@@ -17,7 +17,6 @@ from types import ModuleType, TracebackType
 from typing import Any, ClassVar
 
 from sordino import codec
-from sordino.codec import plugins
 from sordino.data.metrics import ONLY_CLASS
 from sordino.errors import ConfigError, SordinoError, Stopped, shorten
 from sordino.outcome import DIAGNOSTIC
@@ -134,7 +133,7 @@ class Tracker:
     backend: TrackerBackend | None = None  # None: the library failed
 
     def __init__(self, kind: str, folder: str | Path, settings: Any = None, noise: Mode = "secure") -> None:
-        plugins.load(GROUP)
+        codec.load_plugins(GROUP)
         if kind not in TrackerBackend.members:
             raise ConfigError(f"tracker {kind!r}", "a known tracker", codec.nearest(kind, list(TrackerBackend.members)))
         self.noise, self.last, self.kind = noise, 0, kind

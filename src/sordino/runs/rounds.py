@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from sordino import codec
 from sordino.certificate.build import check_provable
-from sordino.codec.boundary import named_failures
+from sordino.codec import named_failures
 from sordino.config import Config
 from sordino.engines.base import Engine
 from sordino.engines.prepare import begin, known

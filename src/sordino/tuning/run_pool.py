@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from sordino.codec import plugins
+from sordino import codec
 from sordino.config import Config
 from sordino.errors import BudgetError, CertificateError, ConfigError, DivergedError, SordinoError, UserError
 from sordino.tuning.search_space import SweepRun
@@ -79,9 +79,9 @@ def _in_processes(
 def _start_worker(own: tuple[Path, ...]) -> None:
     """In a process of the pool: load the user's own parts, ignore interrupts, end when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    plugins.load()
+    codec.load_plugins()
     for file in own:
-        plugins.load_file(file)
+        codec.load_parts_file(file)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()

@@ -6,19 +6,19 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal
 
-from sordino.recipes import client_side
+from sordino.recipes import client_level
 from sordino_papers.theory import local_noise as silo
 from sordino_papers.theory.central_noise import require, require_count
 
 Mechanism = Literal["laplace", "gaussian"]
-GROWTH = client_side.NOISE_GROWTH
+GROWTH = client_level.NOISE_GROWTH
 
 
 def local_steps(total: int, mechanism: Mechanism) -> int:
     """The rule of `sordino.recipes.client_level.local_steps`, with its arguments checked. Theorems 4 and 5."""
     require_count(total=total)
     _require_mechanism(mechanism)
-    return client_side.local_steps(total, mechanism)
+    return client_level.local_steps(total, mechanism)
 
 
 def _require_mechanism(name: str) -> None:
