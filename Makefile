@@ -18,6 +18,7 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 tests/device
 
 # A federation of real processes on the loopback, with Flower and the versions it wants. Up to fifteen minutes.
 DEPLOY := tests/deploy/.venv
@@ -99,3 +100,8 @@ site: install
 docs: install
 	$(BIN)/python docs/reference.py
 .PHONY: docs
+
+# Everything that only a real accelerator shows: device tests, steps beside Opacus, engine paths, TF32. Writes bench-gpu/.
+.PHONY: bench-gpu
+bench-gpu: install
+	$(BIN)/python benchmarks/device/bench.py $(ARGS)

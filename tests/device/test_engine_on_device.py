@@ -15,7 +15,7 @@ from tests.tiny import plan, rounds
 from torch import Tensor
 
 from sordino.engines.inprocess import InProcess
-from sordino.parts import Adaptive, Banded, Clip, CorrelatedNoise, FixedSize, LocalSgd, Sam
+from sordino.parts import Adaptive, Banded, Clip, CorrelatedNoise, FixedSize, Gaussian, LocalSgd, RoundRobin, Sam
 from sordino.parts.local_solvers import Scaffold
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
@@ -67,8 +67,9 @@ PLANS: dict[str, Plan] = {
     "average": plan(local=LOCAL),
     "sam": plan(local=replace(LOCAL, gradient=Sam(0.05))),
     "adaptive": plan(local=LOCAL, encode=(Clip(Adaptive(0.5)),)),
-    "scaffold": plan(local=Scaffold(lr=0.1, epochs=2, batch=3)),
-    "banded": plan(local=LOCAL, clients=FixedSize(len(SIZES), 3)),
+    "scaffold": plan(local=Scaffold(lr=0.1, steps=3, batch=3)),
+    "fixed size": plan(local=LOCAL, clients=FixedSize(len(SIZES), 3)),
+    "banded": plan(rounds=4, local=LOCAL, clients=RoundRobin(len(SIZES), 3), release=CorrelatedNoise(Gaussian(1.0), Banded(2))),
 }
 
 
@@ -76,7 +77,10 @@ PLANS: dict[str, Plan] = {
 @pytest.mark.parametrize("local", PLANS)
 @pytest.mark.parametrize("name", ["conv", "group_norm", "lstm", "embedding"])
 def test_nets_and_solvers_end_on_the_device_as_on_the_cpu(name: str, local: str, path: Any) -> None:
-    check_equal(PLANS[local], federation(name), InProcess(path))
+    if name == "lstm" and path == "batched":
+        pytest.skip("a recurrent layer has no rule for clients side by side, on any device")
+    task = federation(name)
+    check_equal(PLANS[local].fitted(), task, InProcess(path))
 
 
 @pytest.mark.simulated
