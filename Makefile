@@ -21,10 +21,12 @@ test: install
 	$(BIN)/python -m pytest -n 2 tests/device
 
 # A federation of real processes on the loopback, with Flower and the versions it wants. Up to fifteen minutes.
-DEPLOY := tests/deploy/.venv
+# FLWR=1.42: the same tests against that version of flwr, in a venv beside the first.
+FLWR ?= 1.41
+DEPLOY := tests/deploy/.venv$(if $(filter-out 1.41,$(FLWR)),-flwr$(FLWR))
 .PHONY: test-deploy
 test-deploy: $(DEPLOY)/.installed
-	OMP_NUM_THREADS=1 $(DEPLOY)/bin/python -m pytest -W default tests/deploy
+	SORDINO_FLWR=$(FLWR) OMP_NUM_THREADS=1 $(DEPLOY)/bin/python -m pytest -W default tests/deploy
 
 # Five machines on this one, by the commands of docs/deploy.md. Needs root and iproute2: it makes network namespaces.
 .PHONY: test-hosts
@@ -40,7 +42,8 @@ $(DEPLOY)/.installed: pyproject.toml constraints.txt tests/deploy/constraints.tx
 	$(PYTHON) -m venv $(DEPLOY)
 	$(DEPLOY)/bin/pip install --quiet --upgrade pip
 	$(DEPLOY)/bin/pip install --quiet $$(grep '^torch==' constraints.txt)
-	$(DEPLOY)/bin/pip install --quiet -c tests/deploy/constraints.txt -e '.[flower]' pytest hypothesis cryptography numba
+	sed -E '$(if $(filter-out 1.41,$(FLWR)),/^(certifi|flwr|uv)==/d)' tests/deploy/constraints.txt > $(DEPLOY)/constraints.txt
+	$(DEPLOY)/bin/pip install --quiet -c $(DEPLOY)/constraints.txt 'flwr==$(FLWR).*' -e '.[flower]' pytest hypothesis cryptography numba
 	touch $@
 
 # Ten thousand mutated configurations, each with five seconds and a gigabyte; ten thousand jobs, replies, policies, ledgers

@@ -11,7 +11,7 @@ import torch
 
 from sordino import Poisson, recipes
 from sordino.config import TaskSpec
-from sordino.data.arrays import write_memmap
+from sordino.data.datasets import write_memmap
 from sordino.loop import run
 from sordino.models import Logistic
 from sordino.rng import Seeded

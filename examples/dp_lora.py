@@ -19,8 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sordino as so
 from sordino.accounting.rounding import upto
-from sordino.data.downloads import find
-from sordino.data.shakespeare import ALPHABET, ROLES, encode, spoken
+from sordino.data.files import find_source
+from sordino.data.shakespeare import ALPHABET, ROLES, encode, role_texts
 
 WINDOW, EACH = 64, 8  # characters of a record, records of a client
 PUBLIC, TEST = 10, 60  # roles that are declared public
@@ -29,7 +29,7 @@ LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 def roles() -> list[Tensor]:
     """What each role says, as numbers of characters."""
-    texts = spoken(1015, 100) if find(ROLES) is not None else made_up()
+    texts = role_texts(1015, 100) if find_source(ROLES) is not None else made_up()
     return [torch.from_numpy(encode(text)) for text in texts]
 
 

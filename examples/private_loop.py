@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from sordino.data.bundled import digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sordino as so
 from sordino.accounting.rounding import upto
+from sordino.data.tabular import digits
 
 torch.set_num_threads(1)  # a net this small is no faster on two
 torch.manual_seed(0)

@@ -33,9 +33,11 @@ def named(found: list[Block]) -> list[object]:
 
 
 def rules(tree: ast.AST) -> set[str]:
-    """The first argument of every PlanError(...)."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "PlanError")
-    return {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)}  # type: ignore[misc]
+    """Rule of every PlanError(rule, ...) and require(condition, rule, ...)."""
+    place = {"PlanError": 0, "require": 1}
+    calls = [(ast.unparse(node.func), node.args) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    found = [args[place[name]] for name, args in calls if name in place]
+    return {str(rule.value) for rule in found if isinstance(rule, ast.Constant)}
 
 
 def every_rule() -> set[str]:

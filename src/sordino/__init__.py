@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from sordino.data.clients import Records as Records
     from sordino.data.datasets import add_dataset as add_dataset
     from sordino.data.metrics import add_metric as add_metric
-    from sordino.data.partition import Dirichlet as Dirichlet
-    from sordino.data.partition import Iid as Iid
-    from sordino.data.partition import Natural as Natural
-    from sordino.data.partition import Shards as Shards
-    from sordino.data.partition import SortedTarget as SortedTarget
     from sordino.data.records import Dataset as Dataset
+    from sordino.data.records import Dirichlet as Dirichlet
+    from sordino.data.records import Iid as Iid
+    from sordino.data.records import Natural as Natural
+    from sordino.data.records import Shards as Shards
+    from sordino.data.records import SortedTarget as SortedTarget
     from sordino.dpsgd.private_loop import make_private as make_private
     from sordino.models import add_model as add_model
     from sordino.parts.losses import add_loss as add_loss

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from sordino.accounting.composition import repeated_rounds
 from sordino.certificate.facts import WEIGHTS, Declared, Facts
-from sordino.data.initial_weights import declared_frozen
-from sordino.data.lineage import file_metadata
-from sordino.data.named_fields import unwrapped_model
+from sordino.data.clients import unwrapped_model
+from sordino.data.lineage import declared_frozen, file_metadata
 from sordino.errors import DataError
 from sordino.ledger.charges import ClientCharges
 from sordino.loop import Round, RoundReceipts
-from sordino.parts.samplers import NO_COINS, Cohort
+from sordino.parts.samplers import NO_RANDOMNESS, Cohort
 from sordino.plan import Plan, State
 from sordino.rng import Mode
 from sordino.task import Task
@@ -126,7 +125,7 @@ def facts_of_charges(
 def _asked_once(plan: Plan, rounds: list[int], cohorts: list[Cohort]) -> NDArray[np.int64]:
     """In how many different rounds every client was asked."""
     if not plan.clients.random:
-        cohorts = [plan.clients.draw(t, NO_COINS) for t in rounds]
+        cohorts = [plan.clients.draw(t, NO_RANDOMNESS) for t in rounds]
     asked = {(t, int(client)) for t, cohort in zip(rounds, cohorts, strict=True) for client in cohort}
     return np.bincount([client for _, client in asked], minlength=plan.clients.population)
 
@@ -157,7 +156,7 @@ def replay_charges(
 ) -> None:
     """Every charge, and after it what silos said of it."""
     if not plan.clients.random:
-        cohorts = [plan.clients.draw(t, NO_COINS) for t in rounds]
+        cohorts = [plan.clients.draw(t, NO_RANDOMNESS) for t in rounds]
     notes, asked = list(settled), list(zip(rounds, cohorts, strict=True))
     for charged in range(len(asked) + 1):
         t = rounds[charged - 1] if charged else 0

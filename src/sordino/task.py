@@ -14,26 +14,24 @@ from torch import Tensor, nn
 
 from sordino import codec
 from sordino.certificate.facts import Declared
-from sordino.data.clients import Clients, Records, check_finite, records_of
-from sordino.data.columns import PendingColumn
-from sordino.data.compatibility import (
-    check_labels,
-    check_losses,
-    check_slope,
-    refuse_compiled,
-    refuse_statistics,
-    trial_outputs,
+from sordino.data.clients import (
+    Clients,
+    Records,
+    check_finite,
+    has_named_fields,
+    is_transformers_model,
+    records_of,
+    tabulate_fields,
 )
-from sordino.data.initial_weights import InitialWeights, load_initial
+from sordino.data.lineage import InitialWeights, load_initial
 from sordino.data.metrics import Metric, MetricFunction, Predictions, evaluation_sums, figures, metrics_of
-from sordino.data.named_fields import has_named_fields, is_transformers_model, tabulate_fields
-from sordino.data.partition import Natural, Partitioner
-from sordino.data.program import Program, Trust, Unit
-from sordino.data.records import Dataset
+from sordino.data.program import Program, Trust, Unit, check_labels, check_loss, refuse_layers, trial_outputs
+from sordino.data.records import Dataset, Natural, Partitioner
+from sordino.data.tables import PendingColumn
 from sordino.errors import ConfigError, DataError
 from sordino.graph.captured import synthetic_batch
 from sordino.layout import Layout
-from sordino.parts.losses import IGNORED, Loss, LossFunction, Tokens, keeps_apart, loss_of
+from sordino.parts.losses import IGNORED, Loss, LossFunction, Tokens, loss_of
 
 
 @dataclass(frozen=True)
@@ -191,8 +189,7 @@ class Task:
 
     def _check_fit(self) -> None:
         """Check that model, loss and labels fit: one loss per record, a class per label, no running statistics."""
-        refuse_compiled(self.model)
-        refuse_statistics(self.model)
+        refuse_layers(self.model)
         if len(self.clients.index) == 0:  # no client's record is held here: the public ones are checked
             known = self.test if self.test is not None else self.public
             if known is not None and len(known):
@@ -213,9 +210,7 @@ class Task:
                 if classes and part is not None and not part.lazy:
                     check_labels(part.y.masked_fill(part.y == IGNORED, 0) if tokens else part.y, classes, name)
             name = f"loss {self.losses.kind!r}" if self.losses.kind else "a loss"
-            check_losses(self.losses, outputs, y, name)
-            if self.losses.has_slope and not keeps_apart(self.losses):
-                check_slope(self.losses, outputs, y, name)
+            check_loss(self.losses, outputs, y, name)
         except DataError:
             raise
         except Exception:
@@ -336,7 +331,7 @@ def _given(
     there = [(entry, name) for entry, name in zip(entries, calls, strict=True) if entry is not None]
     if transformer or any(has_named_fields(entry) for entry, _ in there):
         model, packed = tabulate_fields(model, there, pad, length)
-        found = iter([Records(x, y) for x, y in packed])
+        found = iter(packed)
     else:
         found = iter([records_of(entry, name) for entry, name in there])
     records = [None if entry is None else next(found) for entry in entries]

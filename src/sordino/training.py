@@ -49,7 +49,7 @@ from sordino.task import Task
 from sordino.version import versions
 
 if TYPE_CHECKING:
-    from sordino.report.subject import Subject
+    from sordino.report.comparison import Subject
 
 
 @codec.hides_values
@@ -80,10 +80,10 @@ class Result:
         from matplotlib import pyplot  # noqa: F401  (notebooks show figures once it is imported)
 
         from sordino.report import charts
-        from sordino.report.data import collected
+        from sordino.report.data import report_data
         from sordino.report.figures import chart_figure
 
-        found = collected([self._subject()])
+        found = report_data([self._subject()])
         cost = charts.epsilons(found["runs"][0], 0)
         drawn = [*charts.metrics(found), *([] if cost is None else [cost])]
         if not drawn:
@@ -92,15 +92,15 @@ class Result:
 
     def report(self, path: str | Path) -> Path:
         """The page that `sordino report` makes of this run, as one HTML file."""
-        from sordino.report.data import collected
-        from sordino.report.page import write
+        from sordino.report.data import report_data
+        from sordino.report.page import write_page
 
-        write(Path(path), collected([self._subject()]))
+        write_page(Path(path), report_data([self._subject()]))
         return Path(path)
 
     def _subject(self) -> Subject:
         """The run as the report sees it."""
-        from sordino.report.subject import Subject
+        from sordino.report.comparison import Subject
 
         if self.path is not None:
             return subject(self.path, self.path.name)
@@ -125,7 +125,7 @@ class Result:
 
         plan, facts = self._known()
         if layer == "mechanism":
-            return auditing.of_plan(plan, facts.delta)
+            return auditing.mechanism_layer(plan, facts.delta)
         task = self.task
         if task is None:
             raise ConfigError("a result without its task", "the task that was trained", "train with resume=True")
@@ -134,10 +134,10 @@ class Result:
         elif task.waiting:
             task = scaled(task, known(self._kept()[1]))
         if layer == "canaries":
-            return auditing.of_canaries(replace(plan, prepare=()), task, facts.delta)
+            return auditing.canary_layer(replace(plan, prepare=()), task, facts.delta)
         held = copy.deepcopy(task.model)
         outcome.load_weights(held, self.model.state_dict())
-        return auditing.of_model(replace(task, model=held), plan, facts)
+        return auditing.membership_layer(replace(task, model=held), plan, facts)
 
     def save(self, path: str | Path) -> Path:
         """What may be handed on, as a folder that `sordino certify` and `explain` read: without checkpoint/ and audits.

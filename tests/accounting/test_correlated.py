@@ -17,7 +17,6 @@ from sordino.accounting.composition import Participation
 from sordino.accounting.delta import default_delta
 from sordino.accounting.events import Event, GaussianNoise, PoissonSampled, Relation
 from sordino.audit.trial_rounds import RecordingEngine
-from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
 from sordino.loop import run
 from sordino.parts.correlated_noise import CorrelatedNoise, noise_of_models
@@ -308,7 +307,7 @@ class Early(CyclicPoisson, kind="early"):
 
 def cohorts(made: Plan, task: Task, state: State | None = None) -> list[tuple[int, ...]]:
     """Who was asked for anything, round by round."""
-    engine = RecordingEngine(InProcess())
+    engine = RecordingEngine()
     list(run(made, task, engine=engine, streams=Seeded(2), state=state))
     return [tuple(job.cohort.tolist()) for job, _ in engine.seen]
 

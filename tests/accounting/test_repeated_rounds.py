@@ -28,7 +28,7 @@ from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise, NoiseShares
 from sordino.parts.samplers import (
-    NO_COINS,
+    NO_RANDOMNESS,
     CyclicPoisson,
     Everyone,
     FixedSize,
@@ -142,7 +142,7 @@ def test_a_row_that_is_drawn_again_is_billed_for_what_it_moves(bands: int, clien
     matrix = np.linalg.inv(inverse)
     member = np.zeros((clients.population, 11))
     for t in range(11):
-        member[clients.draw(t, NO_COINS), t] = 1.0
+        member[clients.draw(t, NO_RANDOMNESS), t] = 1.0
     for t in range(11):
         rows = np.vstack([matrix, matrix[t]])
         truth = max(float(np.linalg.norm(rows @ one)) for one in member) / 2.0

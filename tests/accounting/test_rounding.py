@@ -33,7 +33,7 @@ from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Item, Limit
 from sordino.report import cards, comparison
 from sordino.report.figures import Axis
-from sordino.tuning import sweep
+from sordino.tuning import sweep_report
 
 ROOT = Path(package.__file__).parent
 EPSILON, DELTA = 1.00003, 1.0004e-5  # four and three digits to nearest are 1 and 1e-05: both below
@@ -56,7 +56,7 @@ COMPARED = {
     "runs": ["a"],
     "epsilon": {"models": EPSILON},
     "relations": {"models": "add_remove"},
-    **dict.fromkeys(comparison.PLAIN, "x"),
+    **dict.fromkeys(comparison.COST_FIELDS, "x"),
     "delta": DELTA,
 }
 TEXTS = {
@@ -67,12 +67,14 @@ TEXTS = {
     "certify": certificates.guarantee(MADE),
     "plan": planning._epsilon(LINE),
     "tune": tune_output._budget(LINE),
-    "sweep": sweep.guarantee(MADE),
+    "sweep": sweep_report.guarantee(MADE),
     "model card": cards._guarantee(MADE),
     "ledger of a run": explain.in_all({"runs": 1, "dataset": "d", "limit": EPSILON, **LINE}),
     "explain": explain._strength(LINE, Ceiling(1.00003e-2, 0.50003), "client"),
     "audit": audited._mechanism_line({**AUDIT, **BOTH}),
-    "compare": comparison.table({"runs": [COMPARED], "comparison": {"metric": None, "rows": [COMPARED]}}).turned.text(),
+    "compare": comparison.comparison_table(
+        {"runs": [COMPARED], "comparison": {"metric": None, "rows": [COMPARED]}}
+    ).transposed.text(),
     "canaries": audited._canary_line({**CANARIES, **BOTH}),
 }
 

@@ -26,7 +26,7 @@ from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.engines.base import Collected
 from sordino.engines.prepare import noised_total
 from sordino.errors import PlanError
-from sordino.federation import secagg_messages
+from sordino.federation import secagg
 from sordino.loop import noised_sum
 from sordino.parts import record_solvers
 from sordino.parts.correlated_noise import CorrelatedNoise
@@ -215,11 +215,11 @@ def test_every_cell_of_a_preparation_takes_in_the_same_noise(
 def test_a_share_in_a_secure_sum_is_rounded_by_itself_and_added_in_whole_steps(sweep: Sweep) -> None:
     """Row and noise are whole numbers of steps: the sum is exact, and shifting it moves every count along."""
     share, row = NoiseShares(1.3, 3).share, torch.full((SIZE,), 0.7390851)
-    grid = secagg_messages.grid_step(share.std)
+    grid = secagg.grid_step(share.std)
     sweep.swept = True
-    noise = secagg_messages.round_noise(torch.from_numpy(share.sample(SIZE, Secure().at(0, "x"))), grid)
-    steps = secagg_messages.to_grid(row, grid, "client").astype(np.uint64)
-    total = secagg_messages.from_grid(steps + noise.astype(np.uint64) - steps, grid)
+    noise = secagg.round_noise(torch.from_numpy(share.sample(SIZE, Secure().at(0, "x"))), grid)
+    steps = secagg.to_grid(row, grid, "client").astype(np.uint64)
+    total = secagg.from_grid(steps + noise.astype(np.uint64) - steps, grid)
     assert unevenness(torch.from_numpy(noise)) < UNEVEN
     assert torch.equal(total / grid, torch.from_numpy(noise).double())
 

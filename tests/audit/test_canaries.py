@@ -16,12 +16,12 @@ from torch import nn
 
 from sordino.accounting.composition import Line
 from sordino.accounting.events import GaussianNoise
-from sordino.audit.canaries import (
+from sordino.audit.training_attacks import (
     SHARES,
     Guesses,
     audit_canaries,
     chance,
-    gaussian,
+    gaussian_inverse,
     guesses,
     least_epsilon,
     least_mu,
@@ -125,7 +125,7 @@ def test_the_truth_is_refuted_no_more_often_than_said() -> None:
     for _ in range(200):
         inside = rng.random(200) < 0.5
         scores = np.where(inside, 1.0, 0.0) + rng.standard_normal(200)
-        wrong[0] += rejects(gaussian(1.0), guesses(scores, inside, 0.25), 0.05)
+        wrong[0] += rejects(gaussian_inverse(1.0), guesses(scores, inside, 0.25), 0.05)
         answers = np.where(rng.random(200) < 1 / (1 + math.exp(-1)), inside, ~inside)
         right = int((answers == inside).sum())
         wrong[1] += chance(Guesses(200, 200, right), 1.0, 0.0) <= 0.05

@@ -13,9 +13,9 @@ from torch import Tensor
 from sordino.accounting.bounds import Norm
 from sordino.accounting.composition import Line
 from sordino.accounting.events import GaussianNoise, LaplaceNoise
-from sordino.audit.mechanism import MechanismAudit, Pipeline, audit_mechanism
+from sordino.audit.attacks import MechanismAudit
+from sordino.audit.mechanism import TENSORS, WIDTH, Pipeline, audit_mechanism, worst_messages
 from sordino.audit.tradeoff import Limit, at_least, at_most, separation
-from sordino.audit.worst_case import TENSORS, WIDTH, worst_messages
 from sordino.parts.encoding import Adaptive, Clip, Step
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism

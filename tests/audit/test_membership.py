@@ -15,7 +15,7 @@ from tests.commands import federation, sordino
 from tests.tiny import final, noise, plan
 from torch import nn
 
-from sordino.audit.membership import auc, audit_membership, true_positive_rate
+from sordino.audit.training_attacks import auc, audit_membership, true_positive_rate
 from sordino.certificate.certificate_file import text_of
 from sordino.config import load_config
 from sordino.errors import DataError

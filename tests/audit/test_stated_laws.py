@@ -20,18 +20,17 @@ from sordino import codec
 from sordino.accounting.composition import Line
 from sordino.accounting.events import Event, GaussianNoise, LaplaceNoise, PoissonSampled, Relation
 from sordino.audit import summary
-from sordino.audit.canaries import lower_bounds as canary_bounds
+from sordino.audit.attacks import prove
 from sordino.audit.mechanism import Pipeline, audit_mechanism
 from sordino.audit.noise_test import QUESTIONS, Finding, failures, finding, unexamined
-from sordino.audit.record_attack import prove
-from sordino.audit.sampling_test import Draws, cohort_tests, sampling_tests
-from sordino.audit.sensitivity_test import sensitivity_tests
+from sordino.audit.sampling_and_sensitivity import Draws, cohort_tests, sampling_tests, sensitivity_tests
 from sordino.audit.summary import audit_behaviour
+from sordino.audit.training_attacks import lower_bounds as canary_bounds
 from sordino.errors import DataError
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Distribution, Gaussian, Laplace, Mechanism, laplace_sum_tail
-from sordino.parts.record_samplers import FixedRecords, PoissonRecords, RecordSampler, SamplingLaw, independent_coins
+from sordino.parts.record_samplers import FixedRecords, PoissonRecords, RecordSampler, SamplingLaw, poisson_law
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise, Release, ShuffledNoise
 from sordino.parts.samplers import Cohort, CyclicPoisson, Everyone, Poisson, RoundRobin, Sampler
@@ -248,7 +247,7 @@ class Quiet(Release, kind="quiet release of a test"):
 
 
 def test_a_foreign_release_that_states_no_noise_is_not_examined_and_is_beaten_by_the_attack() -> None:
-    found = summary.of_plan(plan(Quiet()), DELTA)
+    found = summary.mechanism_layer(plan(Quiet()), DELTA)
     assert not found["passed"]
     assert any("'quiet release of a test' does not state its noise" in one for one in found["not_examined"])
     assert not any(one["passed"] for one in found["mechanism"])
@@ -351,7 +350,7 @@ def test_a_high_rate_among_few_is_examined(sampler: Sampler) -> None:
 
 def test_clients_that_do_not_exist_fail_the_audit_and_do_not_end_it() -> None:
     for wrong in ([-1, 2], [2, 2], [7, 40]):
-        draws = Draws("cohort", independent_coins(40, 0.1), [[np.array(wrong)]] * 2)
+        draws = Draws("cohort", poisson_law(40, 0.1), [[np.array(wrong)]] * 2)
         assert [(one.question, one.passed) for one in sampling_tests(draws)] == [("cohort: sizes and members", False)]
 
 
@@ -395,7 +394,7 @@ def test_no_statistics_and_no_number_do_not_pass() -> None:
 
 
 def test_a_plan_that_promises_nothing_is_not_examined() -> None:
-    found = summary.of_plan(plan(NoNoise()), DELTA)
+    found = summary.mechanism_layer(plan(NoNoise()), DELTA)
     assert not found["passed"]
     assert "the plan promises nothing" in summary.text(found)
 
@@ -408,7 +407,7 @@ def test_noise_that_is_no_number_fails_every_layer() -> None:
     planned = plan(CentralNoise(Gaussian(1.0)))
     assert not any(one.passed for one in audit_mechanism(planned, delta=DELTA, trials=2000, pipeline=Broken(planned)))
     line = Line("models", "zero_out", ((GaussianNoise(1.0), 1),))
-    assert prove(np.full(100, math.nan), np.zeros(100), line, DELTA, 1e-3).lower == math.inf
+    assert prove(np.full(100, math.nan), np.zeros(100), line, DELTA, 1e-3, "shift").lower_mu == math.inf
     with pytest.raises(DataError, match="not finite"):
         canary_bounds(np.full(10, math.nan), np.zeros(10, dtype=bool), line, DELTA, "client", 1)
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from sordino import loop as loop
-from sordino.audit import worst_case
+from sordino.audit import attacks
 from sordino.audit.mechanism import audit_mechanism
 from sordino.audit.noise_test import failures, unexamined
 from sordino.audit.summary import audit_behaviour
-from sordino.parts import banded
+from sordino.parts import strategies
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
@@ -69,14 +69,14 @@ def forgets(patch: Patch) -> None:
 
 
 def wrong_sign(patch: Patch) -> None:
-    whole = banded._Banded.step
+    whole = strategies._Banded.step
 
     def step(self: Any, fresh: Callable[[], Tensor], memory: Mapping[str, Tensor]) -> Any:
         turned = {**memory, "past": -memory["past"]}
         noise, kept = whole(self, fresh, turned)
         return noise, {**kept, "past": _but(kept["past"], -kept["past"], int(memory["at"]) % len(kept["past"]))}
 
-    patch.setattr(banded._Banded, "step", step)
+    patch.setattr(strategies._Banded, "step", step)
 
 
 def _but(row: Tensor, others: Tensor, place: int) -> Tensor:
@@ -87,7 +87,7 @@ def _but(row: Tensor, others: Tensor, place: int) -> Tensor:
 
 
 def independent(patch: Patch) -> None:
-    patch.setattr(banded._Banded, "step", lambda self, fresh, memory: (fresh(), dict(memory)))
+    patch.setattr(strategies._Banded, "step", lambda self, fresh, memory: (fresh(), dict(memory)))
 
 
 def steady(patch: Patch) -> None:
@@ -108,7 +108,7 @@ def hasty(patch: Patch) -> None:
         return np.union1d(whole(self, t, rng)[1:], [0])
 
     patch.setattr(RoundRobin, "draw", draw)
-    for module in (loop, worst_case):
+    for module in (loop, attacks):
         patch.setattr(module, "separation_guard", lambda *_: None)
 
 

@@ -26,8 +26,8 @@ import sordino as so
 from sordino.accounting import accountant
 from sordino.accounting.calibration import Budget, calibrate
 from sordino.accounting.events import LaplaceNoise, Relation, Unprotected, sensitivity
-from sordino.audit.membership import audit_membership
-from sordino.audit.record_attack import audit_preparation
+from sordino.audit.attacks import audit_preparation
+from sordino.audit.training_attacks import audit_membership
 from sordino.config import Config, load_config, parse
 from sordino.data.clients import Records
 from sordino.engines import prepare
@@ -162,7 +162,7 @@ def test_an_attack_on_a_column_stays_below_the_bill_and_comes_near(tmp_path: Pat
     sharp = replace(plan, prepare=(_like(part, 1.5, 4),))
     found = audit_preparation(sharp, sharp.prepare[0], 1e-5, trials=60_000)
     assert 0.85 * 1.5 < found.lower_epsilon <= found.upper_epsilon <= 1.5
-    assert found.lower <= found.allowed
+    assert found.lower_mu <= found.upper_mu
 
 
 @pytest.mark.parametrize(("recipe", "broken"), [({}, _less_noise), (BEST, _less_noise), (BEST, _not_divided)])
@@ -253,7 +253,7 @@ def test_the_rounds_see_columns_scaled_and_imputed_by_the_release_alone(config: 
     ready, after = prepare.begin(config.plan, task, Seeded(0), lambda t, _: charged.append(t), state)
     assert charged == [prepare.BEFORE]
     (waiting,) = task.waiting
-    low, high = waiting._span(prepare.known(after)["amount"])
+    low, high, _ = waiting._estimate(prepare.known(after)["amount"])
     shares, x = task.clients.records.x[:, 0].double(), ready.clients.records.x[:, 0].double()
     there = shares >= 0
     assert torch.allclose(x[there], (2 * (shares[there] - low) / (high - low) - 1).clamp(-1, 1), atol=1e-5)

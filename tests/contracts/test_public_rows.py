@@ -12,7 +12,7 @@ from tests.commands import arrays, federation, lines, sordino
 from tests.tiny import clients, mlp, plan
 
 from sordino.config import load_config
-from sordino.data.arrays import write_memmap
+from sordino.data.datasets import write_memmap
 from sordino.outcome import declared_public
 from sordino.task import Task
 from sordino.training import train

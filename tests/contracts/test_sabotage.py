@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.audit.mechanism import MechanismAudit, Pipeline, audit_mechanism
+from sordino.audit.attacks import MechanismAudit
+from sordino.audit.mechanism import Pipeline, audit_mechanism
 from sordino.audit.noise_test import failures, unexamined
 from sordino.audit.summary import audit_behaviour
 from sordino.engines.base import ClientJob, Collected, Worker

@@ -27,7 +27,7 @@ from torch.utils.data import TensorDataset
 import sordino as so
 from sordino.accounting import accountant
 from sordino.certificate.certificate_file import schema
-from sordino.dpsgd import loop_certificate
+from sordino.dpsgd import account
 from sordino.errors import CertificateError, DataError
 from sordino.parts.strategies import Banded
 from sordino.runs.folder import RunFolder
@@ -269,7 +269,7 @@ def test_a_loop_that_took_no_step_cost_nothing() -> None:
 def test_a_loop_after_a_run_and_a_run_after_a_loop_name_both(first: Result, tmp_path: Path) -> None:
     parts = private_loop(copy.deepcopy(first.model))
     made = parts[1].save_certificate(tmp_path / "loop.json")
-    assert loop_certificate.certify(tmp_path / "loop.json").certificate == made
+    assert account.certify(tmp_path / "loop.json").certificate == made
     assert made["earlier"]["together"] is None  # one record, and one client
     assert made["earlier"]["runs"][0]["same_data"] is True
     after = trained(parts[1].detach()).certificate["earlier"]

@@ -24,7 +24,7 @@ from scipy.io import savemat
 
 from sordino.data import images, shakespeare, tabular
 from sordino.data.datasets import load
-from sordino.data.downloads import Source
+from sordino.data.files import Source
 from sordino.errors import DataError
 
 Served = Callable[[Source, bytes], Source]
@@ -316,7 +316,7 @@ def test_the_archive_and_the_packed_roles_are_the_same_roles(real_data: Path) ->
     raw = real_data / "shakespeare" / "gutenberg_etext100_1994.txt.gz"
     if not raw.is_file():
         pytest.skip("no text of Shakespeare in the data folder")
-    found = shakespeare.roles_of(shakespeare.checked(gzip.decompress(raw.read_bytes())))
+    found = shakespeare.roles_of(shakespeare.verified_text(gzip.decompress(raw.read_bytes())))
     lines = gzip.decompress((real_data / "shakespeare" / "roles.jsonl.gz").read_bytes()).splitlines()
     assert found == {role["role"]: role["text"] for role in map(json.loads, lines)}
 

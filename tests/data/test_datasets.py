@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from sordino.data import datasets, records, shakespeare
-from sordino.data.columns import Column, encode
-from sordino.data.datasets import Dataset, load
+from sordino.data.datasets import load
 from sordino.data.files import TextTable
+from sordino.data.records import Dataset
+from sordino.data.tables import Column, encode
 from sordino.errors import ConfigError, DataError
 
 loaded = functools.cache(load)  # each real set is read once
@@ -90,7 +91,7 @@ def test_scaling_uses_no_statistics_of_the_data() -> None:
 
 def test_loading_is_light() -> None:
     code = (
-        "import sys, sordino.data.datasets, sordino.data.partition as _; "
+        "import sys, sordino.data.datasets, sordino.data.records as _; "
         "assert not {'torch', 'sklearn', 'PIL'} & {*sys.modules}"
     )
     src = str(Path(datasets.__file__).parents[2])
@@ -185,7 +186,7 @@ def test_loans_make_a_model_of_eleven_parameters() -> None:
 
 @pytest.mark.usefixtures("real_data")
 def test_shakespeare_has_1015_roles_of_100_samples_and_no_more() -> None:
-    assert len(shakespeare.spoken(1015, 100)) == 1015
+    assert len(shakespeare.role_texts(1015, 100)) == 1015
     with pytest.raises(DataError, match="found 1015 roles"):
         load("shakespeare", roles=1016)
 

@@ -12,8 +12,8 @@ from tests.counts import calls, peak
 
 from sordino import Poisson, recipes
 from sordino.config import TaskSpec
-from sordino.data.arrays import write_memmap
 from sordino.data.clients import Clients, Records
+from sordino.data.datasets import write_memmap
 from sordino.errors import ConfigError, DataError
 from sordino.loop import run
 from sordino.models import Logistic

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import sordino as so
-from sordino.data.named_fields import NamedFieldsModel
+from sordino.data.clients import NamedFieldsModel
 from sordino.errors import DataError
 from sordino.parts.losses import IGNORED, Tokens, keeps_apart, loss_of
 

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.data.arrays import write_memmap
-from sordino.data.datasets import load, preview
+from sordino.data.datasets import load, preview, write_memmap
 from sordino.errors import ConfigError, DataError
 
 

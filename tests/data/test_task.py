@@ -12,7 +12,7 @@ from tests.tiny import clients, mlp, noise, plan, task
 from torch import Tensor
 
 import sordino as so
-from sordino.data.partition import Partitioner
+from sordino.data.records import Partitioner
 from sordino.engines.inprocess import InProcess
 from sordino.errors import DataError
 from sordino.loop import check

@@ -23,7 +23,7 @@ ECHO = """
 import sys, time
 from pathlib import Path
 from sordino.federation.flower_api import Node
-from sordino.federation.silo_worker import serve
+from sordino.federation.silo_service import serve
 print("ready", flush=True)
 serve(Node(sys.argv[1], Path(sys.argv[2]).read_bytes()), lambda data: data[: len(data) // 4], lambda line: None)
 """
@@ -36,14 +36,14 @@ from pathlib import Path
 
 from flwr.serverapp import ServerApp
 
-from sordino.federation.flower_api import Link
+from sordino.federation.flower_api import FlowerTransport
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid, context):
-    link, took = Link(grid, {silos}), []
+    link, took = FlowerTransport(grid, {silos}), []
     for _ in range({rounds}):
         began = time.monotonic()
         jobs = {{i: os.urandom({size}) for i in range(4)}}
@@ -66,13 +66,14 @@ app = ClientApp()
 
 @app.train()
 def train(message, context):
-    from sordino.federation.silo_service import open_silo
-    from sordino.federation.flower_api import packed, unpacked
-    from sordino.federation.silo_worker import SiloSpec
+    from sordino.config import load_config
+    from sordino.federation.flower_api import pack, unpack
+    from sordino.federation.silo_service import SiloService, SiloSpec, model_hash, silo_task
 
     folder = Path(context.node_config["folder"])
-    silo = open_silo(folder, SiloSpec.read(folder), lambda line: None)
-    return Message(packed(silo.reply(unpacked(message))), reply_to=message)
+    spec, config = SiloSpec.read(folder), load_config(folder / "fed.toml")
+    silo = SiloService.open(folder, spec, silo_task(config, spec), model_hash(config), lambda line: None)
+    return Message(pack(silo.reply(unpack(message))), reply_to=message)
 '''
 ROUNDS, TURNS = 3, 2
 
@@ -165,9 +166,10 @@ def in_subprocesses(federation: LocalFederation, ground: Path, ours: Path) -> fl
     app, out = hospitals.make(ground / "sub", ground / "cost.toml"), ground / "runs" / "sub"
     (app / "sordino_app" / "client.py").write_text(CLIENT)
     for name in hospitals.SILOS:
-        federation.leave(name)
+        hospitals.leave(federation, name)
         subprocess_node(federation, name, ours)
-    hospitals.until("the nodes", lambda: all(map(federation.joined, hospitals.SILOS)))
+    for name in hospitals.SILOS:
+        federation.join(name)
     began = cpu(federation)
     federation.submit(out, app=app)
     hospitals.finished(federation, out, 1800)

@@ -20,7 +20,7 @@ from sordino.data.clients import Clients
 from sordino.data.datasets import load
 from sordino.federation.local_federation import LocalFederation
 from sordino.federation.new_federation import new_federation
-from sordino.federation.silo_worker import loss_of, model_of
+from sordino.federation.silo_service import model_and_loss
 from sordino.task import Task
 
 SILOS = ("cleveland", "hungarian", "switzerland", "va")
@@ -135,10 +135,17 @@ def whole(config: Config) -> Task:
     assert config.federation is not None
     own, test = rows()
     pairs = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in own]
-    model = model_of(config, config.federation.inputs, config.federation.classes)
-    given = Task.of(model, pairs, tuple(torch.from_numpy(side) for side in test), loss_of(config, 2))
+    model, loss = model_and_loss(config, config.federation.inputs, config.federation.classes)
+    given = Task.of(model, pairs, tuple(torch.from_numpy(side) for side in test), loss)
     assert isinstance(given.clients, Clients)
     return given
+
+
+def leave(federation: LocalFederation, name: str) -> None:
+    """Terminate a silo's node: it deregisters, and its key is free at once."""
+    federation.running[f"node.{name}"].terminate()
+    federation.running[f"node.{name}"].wait(180)
+    federation.kill(f"node.{name}")
 
 
 def finished(federation: LocalFederation, out: Path, seconds: float = 600.0) -> dict[str, Any]:

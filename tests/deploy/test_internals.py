@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -26,10 +28,29 @@ def test_a_lost_name_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert flower_api.missing_names() == ["flwr.app:Gone", "flwr.moved:Elsewhere"]
 
 
-@pytest.mark.parametrize("version", ["1.40.2", "1.42.0", "2.0"])
+def test_the_tests_run_against_the_version_that_was_asked_for() -> None:
+    """`make test-deploy FLWR=1.42` must not pass because pip installed another version."""
+    asked = os.environ.get("SORDINO_FLWR")
+    if asked is None:
+        pytest.skip("SORDINO_FLWR names no version")
+    assert ".".join(map(str, flower_api.installed())) == asked
+
+
+@pytest.mark.parametrize("version", ["1.41.0", "1.41.7", "1.42.0", "1.42.1"])
+def test_both_supported_versions_are_accepted(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    assert flower_api.installed() == tuple(map(int, version.split(".")[:2]))
+
+
+def test_the_extra_asks_for_the_versions_that_are_accepted() -> None:
+    extras = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert flower_api.WANTED in extras["flower"]
+
+
+@pytest.mark.parametrize("version", ["1.40.2", "1.43.0", "2.0"])
 def test_another_version_is_refused_in_one_sentence(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: version)
-    with pytest.raises(EngineError, match=f"found flwr {version}; needed flwr>=1.41,<1.42"):
+    with pytest.raises(EngineError, match=f"found flwr {version}; needed flwr>=1.41,<1.43"):
         flower_api.installed()
 
 
@@ -49,6 +70,6 @@ def test_flower_is_imported_in_one_file_only() -> None:
         for node in ast.walk(ast.parse(file.read_text("utf-8")))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names])
-        if name.split(".")[0] in ("flwr", "httpx") and file.name != "internals.py"
+        if name.split(".")[0] in ("flwr", "httpx")
     ]
     assert elsewhere == []

@@ -23,10 +23,8 @@ from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess
 from sordino.engines.jobs import Job
 from sordino.errors import DataError, EngineError, QuorumError
-from sordino.federation import secagg_client, secagg_messages
-from sordino.federation.secagg_client import SecAggClient
-from sordino.federation.secagg_messages import SecAggMessage
-from sordino.federation.secagg_server import SecAggEngine
+from sordino.federation import secagg
+from sordino.federation.secagg import SecAggClient, SecAggEngine, SecAggMessage
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.releases import NoiseShares
@@ -117,8 +115,8 @@ def expected(whole: Task, clients: list[int], t: int = 0) -> torch.Tensor:
     for client in clients:
         asked = Job(RUN, plan(), client, "simulation", 7, public=plan().public(t, len(start)), start=start)
         alone = InProcess(own_noise=True).prepare(plan(), whole.as_silo(client), Seeded(7))
-        total += secagg_client.row_on_grid(alone, asked) + secagg_client.noise_on_grid(asked, len(start))
-    return secagg_messages.from_grid(total.view(np.uint64), secagg_messages.grid_step(SHARE))
+        total += secagg.row_on_grid(alone, asked) + secagg.noise_on_grid(asked, len(start))
+    return secagg.from_grid(total.view(np.uint64), secagg.grid_step(SHARE))
 
 
 def test_the_sum_is_exact() -> None:
@@ -203,7 +201,7 @@ def test_never_both_shares_of_one_member() -> None:
             assert kinds == ({"key"} if name == "1" else {"mask"})
 
 
-def name_share(session: secagg_client.ClientSession, other: int, kind: int) -> str:
+def name_share(session: secagg.ClientSession, other: int, kind: int) -> str:
     return session.shares[other][kind].hex() if other in session.shares else ""
 
 
@@ -279,11 +277,11 @@ def length(steps: Any, grid: float) -> float:
 
 def test_on_the_grid_the_bound_of_one_still_holds() -> None:
     rng = np.random.default_rng(0)
-    for grid in (secagg_messages.grid_step(1e-3), COARSE):
+    for grid in (secagg.grid_step(1e-3), COARSE):
         for _ in range(200):
             row, move = unit(rng), unit(rng)
-            assert length(secagg_messages.to_grid(row, grid, "client"), grid) <= 1.0
-            moved = secagg_messages.to_grid(row + move, grid, "record") - secagg_messages.to_grid(row, grid, "record")
+            assert length(secagg.to_grid(row, grid, "client"), grid) <= 1.0
+            moved = secagg.to_grid(row + move, grid, "record") - secagg.to_grid(row, grid, "record")
             assert length(moved, grid) <= 1.0 + 1e-12
 
 
@@ -291,13 +289,13 @@ def test_rounding_to_the_nearest_and_cutting_unshrunk_would_break_it() -> None:
     """All coordinates 1 / sqrt(45) = .149: the nearest step is .15; and from .0099 on, cutting gives 0 and .15."""
     flat = torch.full((45,), 45**-0.5, dtype=torch.float64)
     low = torch.full((45,), 0.0099, dtype=torch.float64)
-    assert length(secagg_messages.round_noise(flat, COARSE), COARSE) > 1.0
-    assert length(secagg_messages.to_grid(flat, COARSE, "client"), COARSE) <= 1.0
-    unshrunk = secagg_messages.to_grid(low + flat, COARSE, "client") - secagg_messages.to_grid(low, COARSE, "client")
+    assert length(secagg.round_noise(flat, COARSE), COARSE) > 1.0
+    assert length(secagg.to_grid(flat, COARSE, "client"), COARSE) <= 1.0
+    unshrunk = secagg.to_grid(low + flat, COARSE, "client") - secagg.to_grid(low, COARSE, "client")
     assert length(unshrunk, COARSE) > 1.0
     assert (
         length(
-            secagg_messages.to_grid(low + flat, COARSE, "record") - secagg_messages.to_grid(low, COARSE, "record"),
+            secagg.to_grid(low + flat, COARSE, "record") - secagg.to_grid(low, COARSE, "record"),
             COARSE,
         )
         <= 1.0

@@ -15,7 +15,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from sordino.federation import secagg_messages
+from sordino.federation import secagg
 from sordino.federation.flower_api import flower
 
 BITS = 28 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 20
@@ -94,25 +94,23 @@ def test_the_search_that_opens_flowers_masks_does_not_open_ours() -> None:
     """One pair key, as ECDH gives it; a small row under its mask."""
     f = flower()
     (one, _), (_, other) = f.generate_key_pairs(), f.generate_key_pairs()
-    key, row = secagg_messages.shared_key(one, other), np.array([3, -7, 11, 0])
+    key, row = secagg.shared_key(one, other), np.array([3, -7, 11, 0])
     high = number_of(folded(key)) >> BITS
     theirs = (row + f.pseudo_rand_gen(key, 1 << 32, [(4,)])[0]) % (1 << 32)
     assert search(theirs, high) == [folded(key)]
     assert (unmasked(theirs, folded(key)) == row).all()
-    ours = (row.astype(np.uint64) + secagg_messages.mask_words(key, 4)) % np.uint64(1 << 32)
+    ours = (row.astype(np.uint64) + secagg.mask_words(key, 4)) % np.uint64(1 << 32)
     assert search(ours.astype(np.int64), high) == []
 
 
 def test_flowers_seed_has_28_bits_and_our_key_256() -> None:
     """A url-safe base64 key is ASCII: the top bit of each byte is 0, and so of each byte of the folded seed."""
     f = flower()
-    seeds = [
-        folded(secagg_messages.shared_key(f.generate_key_pairs()[0], f.generate_key_pairs()[1])) for _ in range(200)
-    ]
+    seeds = [folded(secagg.shared_key(f.generate_key_pairs()[0], f.generate_key_pairs()[1])) for _ in range(200)]
     varied = 0
     for seed in seeds:
         varied |= seed ^ seeds[0]
     assert bin(varied).count("1") <= 28
-    assert len(secagg_messages.mask_words(secrets.token_bytes(32), 3)) == 3
-    first, second = secagg_messages.mask_words(b"a" * 44, 1000), secagg_messages.mask_words(b"a" * 43 + b"b", 1000)
+    assert len(secagg.mask_words(secrets.token_bytes(32), 3)) == 3
+    first, second = secagg.mask_words(b"a" * 44, 1000), secagg.mask_words(b"a" * 43 + b"b", 1000)
     assert not (first == second).any()

@@ -21,8 +21,7 @@ from tests.deploy import hospitals
 
 from sordino.config import Config, load_config
 from sordino.engines.jobs import Job
-from sordino.federation.silo_service import model_hash, silo_service_of
-from sordino.federation.silo_worker import SiloSpec, silo_task
+from sordino.federation.silo_service import SiloService, SiloSpec, model_hash, silo_task
 from sordino.ledger.entries import JobEntry
 from sordino.ledger.ledger import Ledger
 
@@ -79,7 +78,7 @@ def test_no_message_leaves_without_its_own_charge(ground: Path) -> None:
     task, run, coins = silo_task(config, spec), secrets.token_hex(16), random.Random(0)
 
     def work(pipe: Connection) -> None:
-        silo = silo_service_of(folder, spec, task, model_hash(config), lambda said: None)
+        silo = SiloService.open(folder, spec, task, model_hash(config), lambda said: None)
         while True:
             pipe.send_bytes(silo.reply(pipe.recv_bytes()))
 

@@ -18,7 +18,7 @@ from sordino.errors import ConfigError, EngineError
 from sordino.federation import new_federation as keys
 from sordino.federation.flower_api import Node, flower
 from sordino.federation.local_federation import HERE, LocalFederation, flower_command, free_port
-from sordino.federation.silo_worker import SiloSpec, serve
+from sordino.federation.silo_service import SiloSpec, serve
 from sordino.ledger.ledger import Ledger
 from sordino.rng import Seeded
 
@@ -77,7 +77,7 @@ def test_the_noised_message_leaves_byte_for_byte_and_nothing_of_the_clean_one(
 ) -> None:
     """All that leaves the node of `va` in a round, TLS taken off, beside the row that it was made from."""
     proxy = Proxy(federation.home, federation.port)
-    federation.leave("va")
+    hospitals.leave(federation, "va")
     text = hospitals.RECIPE.format(rounds=1, noise="secure")
     app = hospitals.make(ground / "app_proxy", hospitals.file_of(ground, "proxied", text, timeout=600.0))
     out = ground / "runs" / "proxied"
@@ -87,7 +87,7 @@ def test_the_noised_message_leaves_byte_for_byte_and_nothing_of_the_clean_one(
         hospitals.finished(federation, out)
         kept = proxy.everything
     finally:
-        federation.leave("va")
+        hospitals.leave(federation, "va")
         proxy.stop()
         federation.join("va")
     with Ledger.open(guarded / "silos" / "va" / "ledger.db") as ledger:
@@ -140,7 +140,7 @@ def test_a_node_that_does_not_answer_is_said_once(monkeypatch: pytest.MonkeyPatc
         if len(said) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("sordino.federation.silo_worker.IDLE", 0.0)
+    monkeypatch.setattr("sordino.federation.silo_service.IDLE", 0.0)
     with pytest.raises(KeyboardInterrupt):
         serve(Node(f"{HERE}:{free_port()}"), lambda data: data, say)
     assert all("does not answer" in line for line in said)

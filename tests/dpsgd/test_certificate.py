@@ -16,7 +16,7 @@ from tests.dpsgd.test_recipes import TWINS, plan
 
 from sordino.certificate.build import certificate
 from sordino.certificate.facts import Facts, Loop, OwnCode
-from sordino.dpsgd import loop_certificate
+from sordino.dpsgd import account
 from sordino.errors import CertificateError, ConfigError, EngineError, PlanError
 from sordino.parts.record_samplers import PoissonRecords
 from sordino.parts.server_optimizers import TorchOptimizer
@@ -124,7 +124,7 @@ def test_any_value_that_is_changed_in_a_loops_file_is_noticed(kept: Path, tmp_pa
         inner[last] = spoilt(inner[last])
         copy.write_text(json.dumps(table, indent=2) + "\n")
         with pytest.raises(CertificateError):
-            pytest.fail(f"{path} was not noticed: {loop_certificate.certify(copy)}")
+            pytest.fail(f"{path} was not noticed: {account.certify(copy)}")
 
 
 @pytest.mark.parametrize(

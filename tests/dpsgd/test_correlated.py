@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from sordino.accounting.events import GaussianNoise
 from sordino.cli import app
 from sordino.dpsgd import make_private
-from sordino.dpsgd.loop_state import checksum
+from sordino.dpsgd.settings import checksum
 from sordino.errors import BudgetError, ConfigError, PlanError
 from sordino.parts import strategies
 from sordino.parts.correlated_noise import CorrelatedNoise

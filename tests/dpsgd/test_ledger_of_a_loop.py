@@ -12,7 +12,6 @@ import torch
 from tests.dpsgd.loops import Parts, private, train, weights
 
 from sordino.dpsgd import account as accounts
-from sordino.dpsgd import loop_certificate
 from sordino.errors import BudgetError, ConfigError
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.totals import Limit
@@ -70,7 +69,7 @@ def test_the_certificate_says_what_the_data_set_has_spent(tmp_path: Path) -> Non
         made = parts[1].save_certificate(tmp_path / f"{count}.json")
         assert made["ledger"]["runs"] == count
         assert sum(one["count"] for one in made["ledger"]["events"]) == 20 * count
-        assert loop_certificate.certify(tmp_path / f"{count}.json").certificate == made
+        assert accounts.certify(tmp_path / f"{count}.json").certificate == made
     assert made["ledger"]["epsilon"] > made["epsilon"]
     assert any("charged to the ledger" in said for said in made["assumptions"])
 
@@ -124,7 +123,7 @@ def test_a_checkpoint_that_was_rolled_back_pays_again(tmp_path: Path, monkeypatc
 
 
 def test_an_edited_count_with_a_new_checksum_pays_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sordino.dpsgd.loop_state import checksum
+    from sordino.dpsgd.settings import checksum
 
     file = ledger_file(tmp_path)
     first = loop(file)

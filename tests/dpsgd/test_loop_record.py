@@ -42,7 +42,7 @@ def test_a_count_set_to_zero_is_refused() -> None:
 @pytest.mark.parametrize("edit", ["zero", "dropped", "negative", "rolled back"])
 def test_in_one_process_no_checkpoint_makes_the_bill_smaller(edit: str) -> None:
     """Also with a checksum that was computed anew: the process knows what it has charged for the run."""
-    from sordino.dpsgd.loop_state import checksum
+    from sordino.dpsgd.settings import checksum
 
     first, second = private(epochs=4), private(epochs=4)
     train(first, epochs=2)
@@ -141,7 +141,7 @@ def value_at(state: Any, where: Where) -> Any:
 
 def with_new_checksum(state: State) -> State | None:
     """As an attacker writes it; None where no checksum can be computed."""
-    from sordino.dpsgd.loop_state import checksum
+    from sordino.dpsgd.settings import checksum
 
     try:
         return {**state, "sordino": {**state["sordino"], "checksum": checksum(state["sordino"])}}

@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 
 from sordino.accounting.bounds import Norm
 from sordino.dpsgd import ClippedGradient
-from sordino.dpsgd.loop_state import NoiseState
-from sordino.dpsgd.reduction import clip_margin
+from sordino.dpsgd.recording import clip_margin
+from sordino.dpsgd.settings import NoiseState
 from sordino.errors import PlanError
 from sordino.parts.clipping import FEW, MANY
 

@@ -61,7 +61,7 @@ def test_even_without_the_refusal_a_mixer_moves_a_step_by_one_clip(name: str, mo
     torch.manual_seed(1)
     assert moved(MIXERS[name]()) <= CLIP * (1 + 1e-4)
     monkeypatch.setattr(Traced, "grade", "by construction")
-    monkeypatch.setattr("sordino.graph.tracing.dependence", lambda *_: None)
+    monkeypatch.setattr("sordino.graph.capture.dependence", lambda *_: None)
     monkeypatch.setattr(ModelGraphs, "_check_slices", lambda *_: None)
     torch.manual_seed(1)
     assert moved(MIXERS[name]()) > 1.05 * CLIP  # without the proof

@@ -194,16 +194,18 @@ def test_a_loss_reduced_otherwise_than_declared_is_refused(name: str, declared: 
     assert right[1].check.found.startswith("recognised")
 
 
-def test_a_mean_by_class_weights_is_refused_and_their_sum_is_not() -> None:
+def test_class_weights_are_refused_unless_the_loss_comes_record_by_record() -> None:
     weight = torch.tensor([1.0, 2.0, 3.0])
     with pytest.raises(PlanError, match="class weights"):
         train(private(), lambda out, y: F.cross_entropy(out, y, weight=weight))
     summed = lambda out, y: F.cross_entropy(out, y, weight=weight, reduction="sum")  # noqa: E731
-    with pytest.raises(PlanError, match="the weights are not known"):
+    with pytest.raises(PlanError, match="class weights: they are not known"):
         train(private(reduction="sum"), summed)
-    parts = private(reduction="sum", own_code="trusted")
-    train(parts, summed)
-    assert parts[1].certificate()["own_code"]["grade"] == "own code, trusted"
+    parts = private(loss=lambda out, y: F.cross_entropy(out, y, reduction="none") * weight[y])
+    for x, y in parts[2]:
+        parts[1].loss(parts[0](x), y).backward()  # type: ignore[no-untyped-call]
+        parts[1].step()
+    assert parts[1].certificate()["own_code"]["grade"] == "by construction"
 
 
 def test_a_loss_that_is_not_known_is_refused_unless_it_comes_record_by_record() -> None:

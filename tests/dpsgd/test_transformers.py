@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader
 
-from sordino.dpsgd import loop_certificate, make_private
+from sordino.dpsgd import account, make_private
 from sordino.dpsgd.rule_table import rule_of
 from sordino.errors import PlanError
 
@@ -82,7 +82,7 @@ def test_only_adapters_are_clipped_and_moved_and_the_base_is_named_by_its_hash(n
     frozen = sum(p.numel() for p in parts[0].parameters() if not p.requires_grad)
     assert (line["what"], line["rows"], len(line["sha256"])) == ("frozen weights", frozen, 64)
     parts[1].save_certificate(tmp_path / "certificate.json")
-    assert loop_certificate.certify(tmp_path / "certificate.json").certificate["declared_public"] == [line]
+    assert account.certify(tmp_path / "certificate.json").certificate["declared_public"] == [line]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -16,7 +16,7 @@ from tests.hugging import ADAPTED, EVERY, FAMILIES, adapted, bert, built, by_the
 from torch import Tensor, nn
 
 import sordino as so
-from sordino.data.named_fields import NamedFieldsModel
+from sordino.data.clients import NamedFieldsModel
 from sordino.engines.checks import check_records
 from sordino.errors import DataError, PlanError
 from sordino.models.nets import InMemoryModel

@@ -13,7 +13,8 @@ from tests.engines.wires import Wires
 from sordino.config import Config, parse
 from sordino.engines.remote import Remote
 from sordino.engines.replies import Silo
-from sordino.federation.silo_worker import SiloSpec, server_task, silo_task
+from sordino.federation.app import server_task
+from sordino.federation.silo_service import SiloSpec, silo_task
 from sordino.runs.execution import Executed, execute
 from sordino.runs.folder import RunFolder
 

@@ -70,7 +70,7 @@ def test_a_session_of_a_secure_sum_that_is_tried_again_pays(tmp_path: Path) -> N
     till = served(tmp_path, adversary="models")
     till.allows(job(HIDDEN, 0, 0.0))
     for session in ("a", "b", "c"):
-        till.charge_session(job(HIDDEN, 0, 0.0), session)
+        till.charge(job(HIDDEN, 0, 0.0), session)
     assert spent(till)[GaussianNoise(2.0)] == 2
 
 

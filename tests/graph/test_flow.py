@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from sordino.graph import Captured, UntraceableError, dependence, flow, operation_table, rules
+from sordino.graph import Captured, UntraceableError, dependence, flow, rules
 from sordino.graph.capture import capture
 
 PROGRAMS = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 400
@@ -296,6 +296,6 @@ def test_no_random_program_that_is_proved_independent_lets_records_reach_each_ot
 @pytest.mark.parametrize("name", ["sum", "cumsum", "roll", "view", "mm", "cat", "select", "add"])
 def test_a_rule_that_looks_away_is_found_by_random_programs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sabotage: one rule states the records where they were, or in front."""
-    monkeypatch.setitem(operation_table.RULES, name, lambda call: rules.Rows(0))
+    monkeypatch.setitem(rules.RULES, name, lambda call: rules.Rows(0))
     monkeypatch.setattr(flow._Run, "_fitting", lambda run, leaf, before, rows, base: rows)
     assert any(failures(range(start, start + 100))[2] for start in range(0, 1600, 100))

@@ -15,7 +15,14 @@ from sordino.ledger.charges import SiloCost
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.totals import Item, Limit
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.record_samplers import AllRecords, OnePass, PoissonRecords, RecordSampler, ShuffledRecords, _order
+from sordino.parts.record_samplers import (
+    AllRecords,
+    OnePass,
+    PoissonRecords,
+    RecordSampler,
+    ShuffledRecords,
+    _public_order,
+)
 from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
@@ -56,7 +63,7 @@ def test_a_block_is_what_the_sampler_draws(reads: RecordSampler) -> None:
             assert found is not None
             order, start, stop = found
             drawn = reads.draw(step, own, size, np.random.default_rng(0))
-            assert np.array_equal(drawn, _order(own, size, order)[start:stop])
+            assert np.array_equal(drawn, _public_order(own, size, order)[start:stop])
 
 
 def test_a_line_that_rests_on_the_servers_coins_is_charged_whole() -> None:

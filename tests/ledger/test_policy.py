@@ -72,7 +72,7 @@ def test_a_plan_that_releases_columns_first_is_refused_by_a_silo_over_a_network(
 def test_the_multiplier_is_this_silos_own() -> None:
     release = SILOS.release
     assert isinstance(release, LocalNoise)
-    least = [release.of(silo).noise_multiplier for silo in range(3)]
+    least = [release.mechanism_of(silo).noise_multiplier for silo in range(3)]
     middle = replace(OPEN, least_noise_multiplier=sorted(least)[1])
     found = [refusal(middle, silo=silo) is None for silo in range(3)]
     assert found == [noise_multiplier >= middle.least_noise_multiplier for noise_multiplier in least]

@@ -13,7 +13,7 @@ import pytest
 
 from sordino.accounting.calibration import calibrate
 from sordino.config import TaskSpec
-from sordino.data.partition import Iid
+from sordino.data.records import Iid
 from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Decay

@@ -13,8 +13,8 @@ import pytest
 import torch
 from tests.commands import sordino
 
-from sordino.report import figures
 from sordino_papers import kept, page, paper_001_scaling, runner, sections
+from sordino_papers.panels import curves
 from sordino_papers.studies import INSTRUCTIONS, Study, gathered, instructions, picked, side_by_side, value
 from sordino_papers.tables import STUDIES
 from sordino_papers.verdicts import fact, verdict
@@ -100,7 +100,7 @@ def test_every_study_that_was_run_can_be_drawn(study: Study, tmp_path: Path) -> 
 def test_a_figure_is_written_as_pixels_and_as_vectors_and_the_same_again(tmp_path: Path) -> None:
     rows = [{"x": 1.0, "loss": 2.0}, {"x": 2.0, "loss": 1.0}]
     for name in ("one", "two"):
-        figures.curves({"a": {"b": rows}}, "x", "loss", tmp_path / f"{name}.png", xlabel="size of the thing")
+        curves({"a": {"b": rows}}, "x", "loss", tmp_path / f"{name}.png", xlabel="size of the thing")
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     assert "<svg" in (tmp_path / "one.svg").read_text()

@@ -35,8 +35,8 @@ from sordino.parts.schedules import (
     Schedule,
     Travelled,
     at,
-    paces,
     span_of_steps,
+    step_values,
     travelled,
 )
 from sordino.plan import Plan
@@ -65,10 +65,10 @@ def test_a_step_of_the_run_counts_all_local_steps_before_it(t: int, steps: int, 
     inner = InverseTime(2.0, 4.0)
     wanted = [factor * 2.0 / (4.0 + t * steps + j) for j in range(steps)]
     for schedule in (Scaled(PerStep(inner), factor), PerStep(Scaled(inner, factor))):
-        assert paces(schedule, t, steps) == pytest.approx(wanted)
+        assert step_values(schedule, t, steps) == pytest.approx(wanted)
         assert travelled(schedule, t, steps) == pytest.approx(sum(wanted))
     assert factor * Travelled(inner, steps).at(t) == pytest.approx(sum(wanted))
-    assert paces(Decay(2.0, 0.5), t, steps) == [at(Decay(2.0, 0.5), t)] * steps  # of the round, as ever
+    assert step_values(Decay(2.0, 0.5), t, steps) == [at(Decay(2.0, 0.5), t)] * steps  # of the round, as ever
     low, high = span_of_steps(PerStep(inner), t + 1, steps)
     assert low <= min(wanted) / factor * (1 + 1e-12)
     assert high >= max(wanted) / factor * (1 - 1e-12)
@@ -115,7 +115,7 @@ def test_every_path_takes_the_kth_step_of_the_run(
         return
     model = copy.deepcopy(task.model)
     for t in range(ROUNDS):
-        moves = [loop(model, pair, paces(FALLING, t, STEPS)) for pair in clients() if len(pair[0])]
+        moves = [loop(model, pair, step_values(FALLING, t, STEPS)) for pair in clients() if len(pair[0])]
         mean = torch.stack(moves).sum(0) / len(SIZES)
         task.layout.load(model, task.layout.flatten(model) - mean)
     assert torch.allclose(found, task.layout.flatten(model), atol=1e-5)
@@ -173,7 +173,7 @@ def test_the_bill_of_client_side_noise_is_the_same_for_any_step_and_its_clip_is_
     other = client_side_fed_avg(lr=FALLING, **known)  # type: ignore[arg-type]
     assert one.forecast == other.forecast
     for t in range(6):
-        assert other.public(t).clip_norm == pytest.approx(0.5 * sum(paces(FALLING, t, steps)))
+        assert other.public(t).clip_norm == pytest.approx(0.5 * sum(step_values(FALLING, t, steps)))
         assert one.public(t).clip_norm == pytest.approx(0.5 * 0.1 * steps)
 
 

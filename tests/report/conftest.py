@@ -8,7 +8,7 @@ import pytest
 from tests.commands import sordino, spelt_out
 from tests.dpsgd.loops import private, train
 
-from sordino.report.subject import Subject
+from sordino.report.comparison import Subject
 from sordino.runs.loading import subject
 
 CENTRAL = 'release = { kind = "central_noise", mechanism = { kind = "gaussian", noise_multiplier = 2.0 } }'

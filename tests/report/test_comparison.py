@@ -10,10 +10,9 @@ import pytest
 from tests.commands import sordino
 
 from sordino.report import charts
-from sordino.report.comparison import compare, table
-from sordino.report.data import collected
-from sordino.report.page import rendered
-from sordino.report.subject import Subject
+from sordino.report.comparison import Subject, compare, comparison_table
+from sordino.report.data import report_data
+from sordino.report.page import render_page
 
 
 def seeded(one: Subject, name: str, seed: int, accuracy: float) -> Subject:
@@ -42,10 +41,10 @@ def test_seeds_become_one_row_and_differences_are_paired(swept: list[Subject]) -
 
 
 def test_an_epsilon_of_another_relation_says_so_where_it_stands(swept: list[Subject]) -> None:
-    said = table(compare(swept))
+    said = comparison_table(compare(swept))
     column = said.head.index("epsilon (models)")
     assert [row[column].partition(" ")[2] for row in said.rows] == ["(add_remove)", "(add_remove)", "(zero_out)"]
-    alike = table(compare(swept[:6]))
+    alike = comparison_table(compare(swept[:6]))
     assert all("(" not in row[alike.head.index("epsilon (models)")] for row in alike.rows)
 
 
@@ -55,11 +54,11 @@ def test_a_setting_without_a_guarantee_is_not_the_best(runs: dict[str, Subject])
 
 
 def test_curves_have_bands_over_seeds_and_the_page_begins_with_the_comparison(swept: list[Subject]) -> None:
-    found = collected(swept)
+    found = report_data(swept)
     chart = charts.metrics(found)[0]
     assert [one.kind for one in chart.series] == ["band", "line"] * 3
     assert chart.series[1].ys == pytest.approx((0.7, 0.8))
-    text = rendered(found)
+    text = render_page(found)
     assert (
         text.index('<h2 id="answer-h">The comparison')
         < text.index("Privacy and utility")
@@ -70,7 +69,7 @@ def test_curves_have_bands_over_seeds_and_the_page_begins_with_the_comparison(sw
 
 
 def test_utility_has_a_dot_with_an_interval_for_every_setting(swept: list[Subject]) -> None:
-    chart = charts.utility(collected(swept))
+    chart = charts.utility(report_data(swept))
     assert chart is not None
     assert [one.name for one in chart.series] == ["central (add remove)", "smooth (add remove)", "shares (zero out)"]
     assert all(one.tops[0] > one.ys[0] for one in chart.series)

@@ -16,9 +16,10 @@ from sordino.accounting.profiles import ceiling
 from sordino.accounting.trials import Trials
 from sordino.audit.tradeoff import Limit
 from sordino.certificate.build import certificate, headline
+from sordino.certificate.facts import run_cost
 from sordino.parts.mechanisms import Histogram
-from sordino.report.curves import FALSE_ALARMS, cost_of, delta_curve, kinds, over_rounds, trade_off
-from sordino.report.subject import Subject
+from sordino.report.comparison import Subject
+from sordino.report.data import FALSE_ALARMS, cost_groups, delta_curve, over_rounds, trade_off
 
 PHI = NormalDist()
 
@@ -106,7 +107,7 @@ def test_a_gaussian_attack_is_phi_of_phi_inverse_plus_mu(runs: dict[str, Subject
 
 def test_attacks_agree_with_the_ceiling_and_with_the_auditor(runs: dict[str, Subject]) -> None:
     one = runs["central"]
-    line, made = cost_of(one).line("models"), one.certificate
+    line, made = run_cost(one.plan, one.facts).line("models"), one.certificate
     found = np.asarray(trade_off(one)[0]["true_positive_rate"])
     at = int(np.argmin(np.abs(FALSE_ALARMS - 0.01)))
     assert found[at] == pytest.approx(ceiling(line).true_positives, rel=2e-3)
@@ -118,7 +119,7 @@ def test_attacks_agree_with_the_ceiling_and_with_the_auditor(runs: dict[str, Sub
 
 @pytest.mark.parametrize("name", ["central", "shares", "silos"])
 def test_the_certificate_is_a_point_of_its_delta_curve(runs: dict[str, Subject], name: str) -> None:
-    deltas = runs[name].facts.deltas or (runs[name].facts.delta,) * len(kinds(runs[name]))
+    deltas = runs[name].facts.deltas or (runs[name].facts.delta,) * len(cost_groups(runs[name]))
     for own, one in zip(deltas, delta_curve(runs[name]), strict=False):
         at = np.interp(one["certified"], one["epsilon"], one["delta"])
         assert at == pytest.approx(own, rel=0.05)

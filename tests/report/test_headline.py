@@ -17,10 +17,9 @@ from tests.commands import sordino, spelt_out
 from sordino.data.metrics import SHARES
 from sordino.outcome import DIAGNOSTIC
 from sordino.report import cards, charts, figures, page
-from sordino.report.comparison import compare
-from sordino.report.data import collected
+from sordino.report.comparison import Subject, compare
+from sordino.report.data import report_data
 from sordino.report.figures import Axis, Chart, Series, plot_chart
-from sordino.report.subject import Subject
 from sordino.report.trackers import Tracker, TrackerBackend
 from sordino.runs.loading import subject
 
@@ -49,7 +48,7 @@ def of(one: Subject, *lines: dict[str, Any]) -> Subject:
 
 
 def test_the_headline_is_the_metric_that_was_asked_for(skewed: Subject) -> None:
-    (run,) = collected([skewed])["runs"]
+    (run,) = report_data([skewed])["runs"]
     last = skewed.history[-1]
     assert (run["answer"]["metric"], run["answer"]["value"]) == ("auc", last["auc"])
     assert run["answer"]["value"] < last["accuracy"] == 0.95
@@ -73,13 +72,13 @@ def test_the_headline_is_the_metric_that_was_asked_for(skewed: Subject) -> None:
 )
 def test_what_was_asked_for_comes_first(asked: Any, figures: Any, wanted: str, skewed: Subject) -> None:
     one = replace(of(skewed, {"round": 4, **figures}), settings={"run": {"metrics": asked}})
-    assert collected([one])["runs"][0]["answer"]["metric"] == wanted
+    assert report_data([one])["runs"][0]["answer"]["metric"] == wanted
 
 
 def test_a_model_that_predicts_one_class_is_said_in_red_at_the_top(skewed: Subject) -> None:
-    found = collected([skewed])
+    found = report_data([skewed])
     assert found["runs"][0]["answer"]["only_class"] == 0
-    text = page.rendered(found)
+    text = page.render_page(found)
     said = re.search(r'<p class="banner bad" role="alert"><strong>skewed predicts class 0 for every test row', text)
     assert said is not None
     assert said.start() < text.index("epsilon, at most")
@@ -90,16 +89,16 @@ def test_a_model_that_predicts_one_class_is_said_in_red_at_the_top(skewed: Subje
 def test_a_class_of_an_earlier_round_is_not_shown_for_a_later_one(skewed: Subject) -> None:
     """Round 10 predicted one class; the page of the model after round 60 said so of it."""
     one = of(skewed, *LINES)
-    found = collected([one])
+    found = report_data([one])
     answer = found["runs"][0]["answer"]
     assert (answer["only_class"], answer["evaluated_after"], answer["value"]) == (None, 60, 0.656)
-    assert "predicts class" not in page.rendered(found)
+    assert "predicts class" not in page.render_page(found)
     assert compare([one])["runs"][0]["metrics"] == {k: v for k, v in LINES[2].items() if k != "round"}
-    assert "after round 60; " in page.rendered(found)
+    assert "after round 60; " in page.render_page(found)
 
 
 def test_the_class_is_a_flag_and_never_a_curve(skewed: Subject) -> None:
-    drawn = charts.metrics(collected([of(skewed, *LINES)]))
+    drawn = charts.metrics(report_data([of(skewed, *LINES)]))
     titles = [one.title for one in drawn]
     assert "Accuracy by round" in titles
     assert not any("nly class" in title for title in titles)
@@ -111,22 +110,22 @@ def test_the_class_is_a_flag_and_never_a_curve(skewed: Subject) -> None:
 @given(st.sampled_from([*SHARES, "accuracy/north", "r2"]), st.lists(st.floats(0, 1), min_size=1, max_size=4))
 def test_the_axis_of_a_metric_ends_where_the_metric_does(name: str, values: list[float]) -> None:
     """Of one accuracy in all rounds the axis went to 1.4."""
-    low, high = charts.axis_of(name).limits(values)
+    low, high = charts.metric_axis(name).limits(values)
     assert (0.0 if name != "r2" else -0.5) <= low < high <= 1.0
     axes = Figure().add_subplot()
-    plot_chart(axes, Chart("a", "a", "", Axis("round"), charts.axis_of(name), (Series("a", (0.0,), (values[0],)),)))
+    plot_chart(axes, Chart("a", "a", "", Axis("round"), charts.metric_axis(name), (Series("a", (0.0,), (values[0],)),)))
     assert axes.get_ylim()[1] <= 1.0
 
 
 def test_the_axis_of_privacy_and_utility_ends_at_one(skewed: Subject) -> None:
     runs = [replace(of(skewed, {"round": 4, "auc": value}), name=str(value), settings={}) for value in (0.99, 1.0)]
-    chart = charts.utility(collected(runs))
+    chart = charts.utility(report_data(runs))
     assert chart is not None
     assert chart.y.limits([0.99, 1.0])[1] <= 1.0
 
 
 def test_a_model_card_says_it_in_words_and_lists_no_class_among_its_figures(skewed: Subject) -> None:
-    said = cards._figures(skewed.certificate["utility"])
+    said = cards._evaluation(skewed.certificate["utility"])
     assert "**It predicts class 0 for every one of them:**" in said
     assert "| only_class" not in said
     assert "| auc |" in said

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from tests.browser import Browser, browser
+from tests.report.contrast import contrast
 
 from sordino.report import page
-from sordino.report.data import collected
-from sordino.report.figures import contrast
-from sordino.report.subject import Subject
+from sordino.report.comparison import Subject
+from sordino.report.data import report_data
 
 TAB, ENTER, RIGHT = "\ue004", "\ue007", "\ue014"
 LOOKS = [(1440, False), (1440, True), (400, False), (400, True)]
@@ -41,7 +41,7 @@ CONTROLS = "a[href], button, summary, svg[tabindex], .scroll"
 def shown(runs: dict[str, Subject], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two federations, silos and a loop on one page."""
     file = tmp_path_factory.mktemp("page") / "report.html"
-    page.write(file, collected([runs[name] for name in ("central", "smooth", "shares", "silos", "loop")]))
+    page.write_page(file, report_data([runs[name] for name in ("central", "smooth", "shares", "silos", "loop")]))
     return file
 
 

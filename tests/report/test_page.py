@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.commands import contents, sordino
+from tests.report.contrast import PAIRS, contrast
 
 from sordino.accounting.rounding import upto
 from sordino.certificate.build import certificate as certified
@@ -22,9 +23,9 @@ from sordino.config import parse
 from sordino.outcome import DIAGNOSTIC
 from sordino.recipes import RECIPES, starters
 from sordino.report import charts, figures, page
-from sordino.report.data import collected
+from sordino.report.comparison import Subject
+from sordino.report.data import report_data
 from sordino.report.figures import Axis, Chart, Series, draw, tick_label
-from sordino.report.subject import Subject
 
 VOID = {"meta", "link", "line", "path", "circle", "rect", "br"}
 BANNER = "Not private, simulation only."
@@ -77,8 +78,8 @@ def made(*subjects: Subject) -> tuple[dict[str, Any], str]:
     """The data and the page of runs, made once."""
     key = tuple(map(id, subjects))
     if key not in _MADE:
-        found = collected(subjects)
-        _MADE[key] = subjects, found, page.rendered(found)
+        found = report_data(subjects)
+        _MADE[key] = subjects, found, page.render_page(found)
     return _MADE[key][1:]
 
 
@@ -179,7 +180,7 @@ def test_groups_have_a_figure_of_their_own(runs: dict[str, Subject]) -> None:
 def test_runs_that_are_too_many_for_a_figure_are_said_to_be_left_out(runs: dict[str, Subject]) -> None:
     one = runs["central"]
     many = [Subject(f"run {k}", one.certificate, one.plan, one.facts, history=one.history) for k in range(8)]
-    found = charts.metrics(collected(many))[0]
+    found = charts.metrics(report_data(many))[0]
     assert "The first 7 of 8 settings." in found.says
     assert len(found.series) == 7
 
@@ -231,22 +232,22 @@ def test_names_from_outside_are_text(runs: dict[str, Subject]) -> None:
 
 def test_the_same_runs_make_the_same_page(runs: dict[str, Subject]) -> None:
     found, text = made(runs["central"])
-    assert collected([runs["central"]]) == found
-    assert page.rendered(found) == text
+    assert report_data([runs["central"]]) == found
+    assert page.render_page(found) == text
 
 
 # ---- colours --------------------------------------------------------------------------------------------------------
 
 
 def test_contrast_is_that_of_the_standard() -> None:
-    assert figures.contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert figures.contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.005)
-    assert figures.contrast("#123456", "#123456") == 1
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.005)
+    assert contrast("#123456", "#123456") == 1
 
 
 @pytest.mark.parametrize("theme", [figures.LIGHT, figures.DARK], ids=["light", "dark"])
 def test_every_text_can_be_read_on_its_ground(theme: dict[str, str]) -> None:
-    assert {pair: ratio for pair in figures.PAIRS if (ratio := figures.contrast(*map(theme.get, pair))) < 4.5} == {}  # type: ignore[arg-type]
+    assert {pair: ratio for pair in PAIRS if (ratio := contrast(*map(theme.get, pair))) < 4.5} == {}  # type: ignore[arg-type]
 
 
 def test_colours_come_from_the_themes_alone() -> None:
@@ -254,7 +255,7 @@ def test_colours_come_from_the_themes_alone() -> None:
     assert set(re.findall(r"#[0-9a-f]{3,8}\b", style)) == {"#ffffff"}  # paper
     assert set(re.findall(r"var\(--([a-z0-9-]+)\)", style)) <= {*figures.LIGHT, "tone"}
     assert figures.LIGHT.keys() == figures.DARK.keys()
-    assert {name for pair in figures.PAIRS for name in pair} | {"rule"} == set(figures.LIGHT)
+    assert {name for pair in PAIRS for name in pair} | {"rule"} == set(figures.LIGHT)
 
 
 # ---- drawing --------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from tests.tiny import noise
 from sordino.layout import Layout
 from sordino.parts.encoding import LaplacianSmoothing, Noised, smooth_cycle
 from sordino.plan import State
-from sordino.report.spectrum import _periodogram, _update, gain, spectrum
-from sordino.report.subject import Last, Subject
+from sordino.report.comparison import Last, Subject
+from sordino.report.data import _periodogram, _update_spectrum, smoothing_gain, spectrum
 from sordino_papers.theory.smoothing import smoothing_beta
 
 
@@ -19,8 +19,10 @@ def test_the_gain_is_the_response_of_the_smoothing_to_an_impulse() -> None:
     impulse = torch.zeros(64, dtype=torch.float64)
     impulse[0] = 1.0
     response = np.abs(np.fft.fft(smooth_cycle(impulse, 1.5).numpy())) ** 2
-    assert gain(1.5, np.abs(np.fft.fftfreq(64))) == pytest.approx(response, rel=1e-9)
-    assert gain(1.5, np.abs(np.fft.fftfreq(64))).mean() == pytest.approx(smoothing_beta(strength=1.5, dimension=64))
+    assert smoothing_gain(1.5, np.abs(np.fft.fftfreq(64))) == pytest.approx(response, rel=1e-9)
+    assert smoothing_gain(1.5, np.abs(np.fft.fftfreq(64))).mean() == pytest.approx(
+        smoothing_beta(strength=1.5, dimension=64)
+    )
 
 
 def test_the_noise_level_is_the_variance_that_the_run_added(runs: dict[str, Subject]) -> None:
@@ -43,13 +45,13 @@ def test_the_update_before_smoothing_is_what_smoothing_was_given(runs: dict[str,
     end = start - 0.7 * smoothing.apply(mean, Noised(layout, 1.0, 3))
     tensors = {name: end[s.start : s.stop].view(s.shape) for name, s in zip("ba", layout.slots, strict=True)}
     made = Last(State(3, {"params": start}), State(4, {"params": end}), dict(sorted(tensors.items())))
-    found = _update(Subject(one.name, one.certificate, one.plan, one.facts, last=made), smoothing)
+    found = _update_spectrum(Subject(one.name, one.certificate, one.plan, one.facts, last=made), smoothing)
     assert found is not None
     parts = [_periodogram(mean[s.start : s.stop], s.shape, ()) for s in layout.slots]
     where, power = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
     first = where * 2 * 16 < 1
     assert found["before"][0] == pytest.approx(power[first].mean(), rel=1e-6)
-    assert found["after"][0] == pytest.approx((power * gain(1.5, where))[first].mean(), rel=1e-6)
+    assert found["after"][0] == pytest.approx((power * smoothing_gain(1.5, where))[first].mean(), rel=1e-6)
 
 
 def test_a_real_run_has_its_last_update_from_its_checkpoints(runs: dict[str, Subject]) -> None:

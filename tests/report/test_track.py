@@ -13,7 +13,7 @@ from tests.commands import federation, sordino
 import sordino as so
 from sordino.errors import ConfigError, Stopped
 from sordino.outcome import DIAGNOSTIC
-from sordino.report.text_table import flat
+from sordino.report.text_table import flatten
 from sordino.report.trackers import Tracker, TrackerBackend
 
 LINE = {"round": 1, "accuracy": 0.5, "void": True, DIAGNOSTIC: {"update_norm": 2.0, "note": "words"}}
@@ -69,7 +69,7 @@ def test_an_adversary_without_a_guarantee_has_no_epsilon() -> None:
 
 def test_settings_have_dotted_names() -> None:
     table = {"a": {"b": 1, "c": [1, 2]}, "d": [{"e": "x"}, {"e": "y"}]}
-    assert dict(flat(table)) == {"a.b": 1, "a.c": [1, 2], "d.0.e": "x", "d.1.e": "y"}
+    assert dict(flatten(table)) == {"a.b": 1, "a.c": [1, 2], "d.0.e": "x", "d.1.e": "y"}
 
 
 def run_tracked(folder: Path, kind: str) -> dict[str, Any]:

@@ -22,11 +22,10 @@ from sordino.config import load_config
 from sordino.config.sections import HoldoutPart
 from sordino.errors import ConfigError, DataError
 from sordino.ledger.ledger import Ledger
-from sordino.report.aggregate import Estimate, Row, best_of, seeds_text, table
+from sordino.report.text_table import Estimate, Row, best_of, seeds_text, settings_table
 from sordino.runs.folder import RunFolder
-from sordino.tuning import sweep_cost
-from sordino.tuning.search_space import Axis, Interval, Sweep, combinations, random_combinations
-from sordino.tuning.sweep import evaluate
+from sordino.tuning.search_space import Interval, Space, Sweep, combinations, random_combinations
+from sordino.tuning.sweep import composed, evaluate
 
 GRID = """
 base = "fed.toml"
@@ -152,11 +151,11 @@ def test_silos_that_differ_are_composed_silo_by_silo() -> None:
         ]
         return Cost("record", tuple(lines))
 
-    both = sweep_cost.composed([cost(1.0, 2.0, 2.0), cost(1.0, 3.0, 3.0)], 3)
+    both = composed([cost(1.0, 2.0, 2.0), cost(1.0, 3.0, 3.0)], 3)
     found = {line.silos: dict(line.entries) for line in both.of("messages")}
     assert found == {(0,): {GaussianNoise(1.0): 4}, (1, 2): {GaussianNoise(2.0): 2, GaussianNoise(3.0): 2}}
     with pytest.raises(ConfigError, match="one client and runs that protect one record"):
-        sweep_cost.composed([cost(1.0), Cost("client", cost(1.0).lines)], 1)
+        composed([cost(1.0), Cost("client", cost(1.0).lines)], 1)
 
 
 _WHO: Any = ("models", "cohort", "messages")
@@ -301,9 +300,9 @@ def test_every_run_of_a_sweep_is_a_run_like_any_other(private: Path) -> None:
 
 
 def test_a_grid_is_every_combination_and_random_ones_stay_in_their_interval() -> None:
-    space = [Axis("a", (1, 2)), Axis("b", ("x", "y", "z"))]
+    space: Space = {"a": (1, 2), "b": ("x", "y", "z")}
     assert len({tuple(one.values()) for one in combinations(space)}) == 6
-    wide = [Axis("lr", (), Interval(1e-3, 10.0, log=True)), Axis("n", (), Interval(2, 5, integer=True)), space[1]]
+    wide: Space = {"lr": Interval(1e-3, 10.0, log=True), "n": Interval(2, 5, integer=True), "b": space["b"]}
     found = random_combinations(wide, 400, 3)
     assert found == random_combinations(wide, 400, 3) != random_combinations(wide, 400, 4)
     assert all(1e-3 <= one["lr"] <= 10 and one["n"] in (2, 3, 4, 5) and one["b"] in "xyz" for one in found)
@@ -445,7 +444,7 @@ def test_every_epsilon_of_a_list_is_solved_at_the_delta_of_the_run() -> None:
 
 def test_rows_whose_neighbours_differ_say_so_beside_their_epsilon() -> None:
     rows = [Row(k, {"k": k}, (0,), (0.5,), 1.0, name) for k, name in enumerate(("add_remove", "zero_out"))]
-    text = table(rows, "accuracy").text().splitlines()
+    text = settings_table(rows, "accuracy").text().splitlines()
     assert text[0].split()[-1] == "relation"
     assert [line.split()[-1] for line in text[1:]] == ["add_remove", "zero_out"]
 

@@ -15,7 +15,7 @@ from sordino.certificate.build import headline
 from sordino.cli.tune_output import own_budgets
 from sordino.config import Config, TaskSpec, load_config
 from sordino.data.clients import Clients, Records
-from sordino.data.partition import Iid
+from sordino.data.records import Iid
 from sordino.errors import DataError, PlanError
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.record_samplers import FixedRecords
@@ -26,8 +26,14 @@ from sordino.plan import Plan
 from sordino.recipes import client_side_fed_avg, dp_fed_avg, noisy_minibatch_sgd, silo
 from sordino.task import Task
 from sordino.tuning import tune
-from sordino.tuning.tune import Hyperparameters, _Search, first_guess, hyperparameters, with_hyperparameters
-from sordino.tuning.tuning_data import tuning_task
+from sordino.tuning.tune import (
+    CoordinateSearch,
+    Hyperparameters,
+    first_guess,
+    hyperparameters,
+    tuning_task,
+    with_hyperparameters,
+)
 
 FILE = """
 [task]
@@ -204,7 +210,7 @@ def with_losses(monkeypatch: pytest.MonkeyPatch, loss: Any) -> list[Hyperparamet
     """Trials of made-up losses; the candidates that were really run."""
     ran: list[Hyperparameters] = []
 
-    def losses(self: _Search, wanted: Hyperparameters) -> tuple[float, ...]:
+    def losses(self: CoordinateSearch, wanted: Hyperparameters) -> tuple[float, ...]:
         if wanted not in self.trials:
             ran.append(wanted)
             self.trials[wanted] = tuple(loss(wanted) + seed for seed in (0.0, 0.1, 0.3))
@@ -212,7 +218,7 @@ def with_losses(monkeypatch: pytest.MonkeyPatch, loss: Any) -> list[Hyperparamet
                 self.on_trial(wanted, self.trials[wanted])
         return self.trials[wanted]
 
-    monkeypatch.setattr(_Search, "losses", losses)
+    monkeypatch.setattr(CoordinateSearch, "losses", losses)
     return ran
 
 

@@ -17,8 +17,7 @@ from sordino.accounting.delta import largest_delta
 from sordino.config import TaskSpec
 from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
-from sordino.data.partition import Iid, Natural
-from sordino.data.records import Dataset
+from sordino.data.records import Dataset, Iid, Natural
 from sordino.models import Logistic, Mlp, build_seeded
 from sordino.parts.encoding import JamesStein, LaplacianSmoothing, Postprocess
 from sordino.parts.server_optimizers import ServerOptimizer

@@ -23,9 +23,9 @@ from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.samplers import FixedSize
 from sordino.parts.server_optimizers import Sgd
 from sordino.recipes import dp_fed_ls, dp_ls_sgd
-from sordino.report.figures import curves
 from sordino.rng import Seeded
 from sordino.task import Task
+from sordino_papers.panels import curves
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.theory.convergence import (
     Landscape,

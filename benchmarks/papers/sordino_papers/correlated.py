@@ -27,10 +27,10 @@ from sordino.parts.server_optimizers import Sgd
 from sordino.parts.strategies import Banded, BandedSquareRoot, Identity, Strategy
 from sordino.plan import Plan
 from sordino.recipes.arguments import federated
-from sordino.report.figures import curves
 from sordino.rng import Seeded
 from sordino.task import Task, evaluate
 from sordino_papers.once import once
+from sordino_papers.panels import curves
 from sordino_papers.paper_000 import mnist_logistic, mnist_validation
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.verdicts import verdict

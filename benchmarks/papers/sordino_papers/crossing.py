@@ -31,10 +31,10 @@ from sordino.parts.server_optimizers import Sgd
 from sordino.parts.strategies import Banded, Strategy
 from sordino.plan import Plan
 from sordino.recipes.arguments import federated
-from sordino.report.figures import curves
 from sordino.task import Task
 from sordino_papers.correlated import PILOTS, accuracy, climbed, values_of
 from sordino_papers.once import once
+from sordino_papers.panels import curves
 from sordino_papers.paper_002_femnist import halved
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.verdicts import verdict

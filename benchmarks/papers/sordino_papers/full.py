@@ -15,7 +15,7 @@ from typing import Any
 from sordino.accounting.delta import largest_delta
 from sordino.config import TaskSpec
 from sordino.data.clients import Records
-from sordino.data.partition import Dirichlet, Iid, Natural, Partitioner
+from sordino.data.records import Dirichlet, Iid, Natural, Partitioner
 from sordino.errors import DataError
 from sordino.models import CharLstm, EmnistCnn, ResNet18, SvhnCnn
 from sordino.parts.encoding import LaplacianSmoothing

@@ -68,7 +68,7 @@ def draw(found: Landscape, path: Path, title: str = "loss around the model") -> 
     """Surface and contour, side by side; beside a PNG also as SVG."""
     import matplotlib
 
-    from sordino.report.figures import keep
+    from sordino.report.figures import save_figure
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
@@ -87,5 +87,5 @@ def draw(found: Landscape, path: Path, title: str = "loss around the model") -> 
         axes.set_ylabel("step along a second", labelpad=8 if axes is surface else None)
     surface.set_zlabel("loss on public test rows")
     figure.suptitle(f"{title} (mean rise {found.sharpness:.3g})")
-    keep(figure, path)
+    save_figure(figure, path)
     plt.close(figure)

@@ -14,7 +14,7 @@ from sordino.accounting.delta import largest_delta
 from sordino.config import TaskSpec
 from sordino.data.clients import Records
 from sordino.data.datasets import load
-from sordino.data.partition import Iid
+from sordino.data.records import Iid
 from sordino.loop import Round
 from sordino.models import Logistic
 from sordino.outcome import final_model

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from sordino.accounting.delta import largest_delta
 from sordino.accounting.profiles import ceiling
-from sordino.audit.membership import audit_membership
+from sordino.audit.training_attacks import audit_membership
 from sordino.config import TaskSpec
-from sordino.data.partition import Iid
+from sordino.data.records import Iid
 from sordino.models import Mlp
 from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_ls
-from sordino.report.figures import curves
 from sordino.task import Task
 from sordino.training import train
+from sordino_papers.panels import curves
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.verdicts import in_all, verdict
 

@@ -9,10 +9,10 @@ from sordino.loop import Round, run
 from sordino.outcome import final_model
 from sordino.parts.encoding import LaplacianSmoothing
 from sordino.plan import Plan
-from sordino.report.figures import curves
 from sordino.rng import Seeded
 from sordino.task import Task, evaluate
 from sordino_papers import paper_000, paper_000_small
+from sordino_papers.panels import curves
 from sordino_papers.paper_000_small import ROUNDS, WAYS, How, Knobs, small_plan, small_task
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.verdicts import in_all, verdict

@@ -13,7 +13,7 @@ from sordino.accounting.delta import largest_delta
 from sordino.certificate.build import headline
 from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
-from sordino.data.partition import Natural
+from sordino.data.records import Natural
 from sordino.data.shakespeare import ALPHABET
 from sordino.models import CharLstm, build_seeded
 from sordino.parts.encoding import LaplacianSmoothing
@@ -21,9 +21,9 @@ from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_ls
-from sordino.report.figures import curves
 from sordino.rng import Seeded
 from sordino.task import Task
+from sordino_papers.panels import curves
 from sordino_papers.paper_000_curves import curve
 from sordino_papers.paper_000_small import WAYS, How
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side

@@ -7,7 +7,7 @@ from functools import partial
 
 from sordino.accounting.delta import largest_delta
 from sordino.config import TaskSpec
-from sordino.data.partition import Natural
+from sordino.data.records import Natural
 from sordino.models import SmallCnn
 from sordino.parts.encoding import JamesStein, LaplacianSmoothing, Postprocess, SoftThreshold
 from sordino.parts.samplers import Poisson

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sordino.report.figures import curves
 from sordino_papers.choosing import within
+from sordino_papers.panels import curves
 from sordino_papers.paper_000_small import ORDERS
 from sordino_papers.paper_000_spectra import MARKS, bands, updates
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side

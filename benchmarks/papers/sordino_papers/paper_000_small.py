@@ -16,7 +16,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy, interpolate, pad
 from sordino.accounting.delta import largest_delta
 from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
-from sordino.data.partition import Iid
+from sordino.data.records import Iid
 from sordino.models import SmallCnn, build_seeded
 from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.samplers import FixedSize, Poisson, Sampler

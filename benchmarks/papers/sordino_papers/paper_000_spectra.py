@@ -11,8 +11,8 @@ from torch import Tensor
 from sordino.loop import run
 from sordino.outcome import final_model
 from sordino.parts.encoding import LaplacianSmoothing, smooth_cycle
-from sordino.report.figures import curves
 from sordino.rng import Seeded
+from sordino_papers.panels import curves
 from sordino_papers.paper_000_small import CLIENTS, Knobs, small_plan, small_task
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.verdicts import verdict

@@ -12,11 +12,11 @@ from pathlib import Path
 from sordino.data.clients import Records
 from sordino.loop import run
 from sordino.parts.encoding import LaplacianSmoothing
-from sordino.report.figures import curves
 from sordino.rng import Seeded
 from sordino_papers import paper_000_lstm, paper_000_small
 from sordino_papers.choosing import only
 from sordino_papers.once import once
+from sordino_papers.panels import curves
 from sordino_papers.paper_000_small import Knobs, small_plan, small_task
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.verdicts import verdict

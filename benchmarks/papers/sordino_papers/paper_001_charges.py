@@ -21,10 +21,10 @@ from sordino.parts.samplers import Everyone, FixedSize, Sampler
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 from sordino.recipes.record_level import noisy_local_sgd, noisy_minibatch_sgd
-from sordino.report.figures import curves
 from sordino.task import Task
 from sordino_papers.choosing import only, turned
 from sordino_papers.grid import run_grid
+from sordino_papers.panels import curves
 from sordino_papers.paper_001 import bare
 from sordino_papers.paper_001_silos import silo_task
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side

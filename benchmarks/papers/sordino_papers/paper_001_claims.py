@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sordino.report.figures import curves
 from sordino_papers import paper_001 as digits
 from sordino_papers import paper_001_rounds as rounds
 from sordino_papers.choosing import only, turned, within
+from sordino_papers.panels import curves
 from sordino_papers.paper_001_silos import SILOS, odd_even
 from sordino_papers.studies import Row, Study, claim, picked
 from sordino_papers.verdicts import verdict

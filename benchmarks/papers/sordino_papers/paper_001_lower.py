@@ -25,9 +25,9 @@ from sordino.parts.samplers import Everyone
 from sordino.parts.server_optimizers import Average
 from sordino.plan import Plan
 from sordino.recipes.record_level import noisy_minibatch_sgd
-from sordino.report.figures import curves
 from sordino.rng import Seeded
 from sordino.task import Task
+from sordino_papers.panels import curves
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.theory import LowerBound, Rounds, lower_bound
 from sordino_papers.verdicts import fact

@@ -21,10 +21,10 @@ from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server_optimizers import Stage, Stages
 from sordino.plan import Plan
-from sordino.report.figures import curves
 from sordino.task import Task
 from sordino_papers.choosing import within
 from sordino_papers.grid import run_grid
+from sordino_papers.panels import curves
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.theory import Federation, multi_stage
 

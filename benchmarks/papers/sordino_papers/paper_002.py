@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sordino.accounting.calibration import calibrate
 from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
-from sordino.data.partition import SortedTarget
+from sordino.data.records import SortedTarget
 from sordino.loop import run
 from sordino.parts.mechanisms import Laplace
 from sordino.parts.releases import NoNoise

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from sordino.report.figures import curves
 from sordino_papers import paper_002 as loans
 from sordino_papers.choosing import least, only
 from sordino_papers.claims import settled
+from sordino_papers.panels import curves
 from sordino_papers.studies import Row, Study, picked
 from sordino_papers.verdicts import fact, in_all, verdict
 

@@ -13,8 +13,7 @@ from torch import nn
 
 from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
-from sordino.data.partition import Natural
-from sordino.data.records import Array
+from sordino.data.records import Array, Natural
 from sordino.loop import run
 from sordino.parts.mechanisms import Gaussian
 from sordino.plan import Plan

@@ -18,9 +18,9 @@ from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.schedules import InverseTime, PerStep
 from sordino.plan import Plan
 from sordino.recipes.client_level import client_side_fed_avg
-from sordino.report.figures import curves
 from sordino_papers.bounds import Quadratic
 from sordino_papers.grid import run_grid
+from sordino_papers.panels import curves
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.theory import Mechanism, Upload, best_rounds
 from sordino_papers.theory.local_noise import Objective

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from sordino.report.figures import curves
 from sordino_papers import paper_002 as loans
 from sordino_papers import paper_002_femnist as femnist
 from sordino_papers.choosing import most, only
 from sordino_papers.claims import settled
+from sordino_papers.panels import curves
 from sordino_papers.paper_002_claims import Trend, by
 from sordino_papers.studies import Row, Study, picked
 from sordino_papers.verdicts import in_all, verdict

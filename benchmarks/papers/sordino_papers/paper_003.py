@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from sordino.data.clients import Clients, Records
-from sordino.data.datasets import Dataset, load
-from sordino.data.partition import Dirichlet, Iid
+from sordino.data.datasets import load
+from sordino.data.records import Dataset, Dirichlet, Iid
 from sordino.loop import Round, run
 from sordino.models import Mlp, build_seeded
 from sordino.outcome import final_model

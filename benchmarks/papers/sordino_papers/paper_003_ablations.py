@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sordino.report.figures import curves
 from sordino_papers.once import once
+from sordino_papers.panels import curves
 from sordino_papers.paper_003 import Row, Setting, measured
 from sordino_papers.paper_003_fair import CHOSEN, TUNED, epsilon, summed
 from sordino_papers.studies import Study, picked, side_by_side

@@ -10,7 +10,7 @@ from sordino.accounting.rounding import upto
 from sordino.certificate.build import headline
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.recipes import dp_fed_avg
-from sordino.report.figures import curves
+from sordino_papers.panels import curves
 from sordino_papers.paper_003 import Row
 from sordino_papers.studies import Study
 from sordino_papers.verdicts import fact

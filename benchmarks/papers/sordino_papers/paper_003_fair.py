@@ -10,7 +10,7 @@ from typing import Any
 
 from sordino.accounting.delta import largest_delta
 from sordino.certificate.build import headline
-from sordino.report.figures import keep
+from sordino.report.figures import save_figure
 from sordino_papers.once import once
 from sordino_papers.paper_003 import Row, Setting, measured, plan
 from sordino_papers.studies import Study, picked, side_by_side
@@ -131,7 +131,7 @@ def draw(found: list[Row], path: Path) -> None:
         _points(axis, picked(found, split=split), split)
     axes[0][0].set_ylabel("test accuracy, %")
     figure.tight_layout()
-    keep(figure, path)
+    save_figure(figure, path)
     plt.close(figure)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from sordino.loop import run
 from sordino.outcome import final_model
-from sordino.report.figures import keep
+from sordino.report.figures import save_figure
 from sordino.rng import Seeded
 from sordino_papers.landscape import Landscape, landscape
 from sordino_papers.once import once
@@ -73,7 +73,7 @@ def draw(found: list[Row], path: Path) -> None:
         above = figure.add_subplot(2, len(found), place, projection="3d")
         above.set_title(f"{row['method']} (mean rise {row['mean rise']:.3g})", fontsize="medium")
         _panel(above, figure.add_subplot(2, len(found), len(found) + place), loss, (low, high))
-    keep(figure, path)
+    save_figure(figure, path)
     plt.close(figure)
 
 

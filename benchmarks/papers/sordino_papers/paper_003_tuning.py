@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sordino.report.figures import curves
 from sordino_papers.once import once
+from sordino_papers.panels import curves
 from sordino_papers.paper_003 import METHODS, Row, Setting, measured
 from sordino_papers.studies import Study, picked, side_by_side
 

@@ -8,7 +8,7 @@ from functools import cache, partial
 
 from sordino.accounting.calibration import calibrate
 from sordino.config import TaskSpec
-from sordino.data.partition import Iid
+from sordino.data.records import Iid
 from sordino.models import Logistic
 from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.record_samplers import PoissonRecords

@@ -15,9 +15,9 @@ from sordino.data.datasets import load
 from sordino.loop import run
 from sordino.models import DpMnistCnn, build_seeded
 from sordino.outcome import final_model
-from sordino.report.figures import curves
 from sordino.rng import Seeded
 from sordino.task import Task, evaluate
+from sordino_papers.panels import curves
 from sordino_papers.paper_004 import Setting, noise_multiplier
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.verdicts import verdict

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy, one_hot, softmax
 
 from sordino.data.clients import Records
 from sordino.data.datasets import load
-from sordino.report.figures import curves
+from sordino_papers.panels import curves
 from sordino_papers.paper_004 import PUBLISHED
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.verdicts import in_all, verdict

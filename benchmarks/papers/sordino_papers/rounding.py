@@ -10,9 +10,9 @@ import torch
 
 from sordino.loop import run
 from sordino.parts.encoding import LaplacianSmoothing
-from sordino.report.figures import curves
 from sordino.rng import Seeded
 from sordino_papers.cells import Job
+from sordino_papers.panels import curves
 from sordino_papers.paper_000 import table2_job
 from sordino_papers.paper_000_small import small_job
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side

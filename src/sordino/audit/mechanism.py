@@ -1,19 +1,18 @@
-"""The mechanism audit: is one round as private as the cost says? No data, no model, seconds.
+"""The mechanism audit (`sordino audit --mechanism`): is one round as private as the cost says? Needs no data.
 
-Two worlds differ in one client (or in one record: `records`) as the cost's relation allows. The worst messages that fit
-through the plan's own encode steps are summed, noised and divided by the plan's own objects many times over; whoever
-tells the worlds apart better than the certificate allows has found a bug (PRIVACY.md, "Auditing, in layers", layer 1).
+Two data sets differ in one client, or one record (`attacks`), as the cost's relation allows. The worst messages that
+pass the plan's own encode steps are summed, noised and divided by the plan's own objects many times; a test that
+separates the two data sets better than the certificate allows has found a bug (PRIVACY.md, "Auditing, in layers").
 
-Guarantee: with probability `CONFIDENCE` over the audit's own coins every lower bound is below the truth, so correct
-code fails at most one audit in a thousand. It can prove that a bug is there, never that none is.
+Guarantee: with probability `CONFIDENCE` over the audit's randomness every lower bound is below the truth, so correct
+code fails at most one audit in a thousand. The audit can prove that a bug is there, never that there is none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import count
 
 import numpy as np
@@ -22,293 +21,302 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino import codec
-from sordino.accounting import accountant
-from sordino.accounting.composition import ADVERSARIES, Adversary, Line, Participation
-from sordino.accounting.events import GaussianNoise, Relation
-from sordino.audit.record_attack import Proved, audit_preparation, audit_records
-from sordino.audit.tradeoff import Array, Limit, Rates, at_least_zero, choose, choose_steadily, not_finite, separation
-from sordino.audit.worst_case import Attack, Found, Pipeline, audit_sequence, crowds, resized, worst_messages
+from sordino.accounting.bounds import Bound
+from sordino.accounting.composition import ADVERSARIES, Line
+from sordino.accounting.events import Relation
+from sordino.audit import attacks
+from sordino.audit.attacks import MechanismAudit, Sequence, weakest_client
+from sordino.audit.tradeoff import Array, Rates, choose, choose_steadily, not_finite
+from sordino.engines.base import Collected
 from sordino.errors import UserError
+from sordino.loop import noised_mean
+from sordino.parts.encoding import Public
+from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
 
-__all__ = ["CONFIDENCE", "MechanismAudit", "Pipeline", "audit_mechanism"]
-
 CONFIDENCE = 0.999  # of all bounds of one audit together
-PILOT = 10  # one trial in so many, and not these ones, goes into choosing the attack
-_CHUNK, _DRAWS = 1 << 21, 1000  # numbers noised, and cohorts drawn, at once
-
-
-@dataclass(frozen=True)
-class MechanismAudit:
-    """One adversary, one round: what an attack proved, beside what the certificate allows.
-
-    lower_mu          Phi^-1(power) - Phi^-1(false alarms), at their Clopper-Pearson bounds
-    upper_mu          the same at the certificate's limit for that rate of false alarms; for Gaussian noise, its mu
-    lower_epsilon     log((power - delta) / false alarms), for the test that is best at that: assumes nothing
-    gaussian_epsilon  epsilon at delta of a Gaussian release with lower_mu: what lower_mu means if noise is Gaussian
-    movement          how far the worst message moved, in the bound's norm: at most 1, or 2 if replaced
-    passed            both lower bounds are below their upper ones: nothing here contradicts the certificate
-    """
-
-    adversary: Adversary
-    relation: Relation
-    trials: int  # of each world
-    delta: float
-    attack: str
-    movement: float
-    lower_mu: float
-    upper_mu: float
-    lower_epsilon: float
-    upper_epsilon: float
-    gaussian_epsilon: float | None
-    passed: bool
-    examined: bool = True  # False: a part does not state what the attack needs; `attack` says what
+PILOT = 10  # this fraction 1 / PILOT of the trials is drawn in addition, to choose the attack
+TENSORS, WIDTH = 4, 12  # tensors of the audited message, and entries of each
+SCALES = (1 - 1e-6, 1e4, 1e30)  # of updates, in clip norms: just inside, far out, and where float32 squares overflow
+_CHUNK, _DRAWS = 1 << 21, 1000  # numbers noised at once, and cohorts drawn at once
 
 
 def audit_mechanism(
     plan: Plan, *, delta: float, trials: int = 200_000, seed: int = 0, pipeline: Pipeline | None = None
 ) -> list[MechanismAudit]:
-    """Attack one round for every adversary to whom the cost promises something; `trials` rounds of each world.
+    """Attack one round for every adversary that the cost protects against, with `trials` rounds of each data set.
 
-    `pipeline` is what runs (by default the plan itself); the promise is always the plan's. What is released of columns
-    before the first round is attacked by itself.
+    `pipeline` is what runs, by default the plan itself; the promise is always the plan's. Columns that are released
+    before the first round are attacked separately.
     """
+    alpha = (1 - CONFIDENCE) / 8
     if plan.prepare:
-        alone, alpha = replace(plan, prepare=()), (1 - CONFIDENCE) / (8 * len(plan.prepare))
-        before = [audit_preparation(plan, part, delta, trials, alpha, seed) for part in plan.prepare]
-        rounds = audit_mechanism(alone, delta=delta, trials=trials, seed=seed, pipeline=pipeline)
-        return [*(_of_record(found, "one unit's column; shift") for found in before), *rounds]
+        own, alone = alpha / len(plan.prepare), replace(plan, prepare=())
+        columns = [attacks.audit_preparation(plan, part, delta, trials, own, seed) for part in plan.prepare]
+        return [*columns, *audit_mechanism(alone, delta=delta, trials=trials, seed=seed, pipeline=pipeline)]
+    pipeline = pipeline or Pipeline(plan)
     if plan.release.correlated:
-        return _of_sequence(plan, delta, trials, seed, pipeline or Pipeline(plan))
-    cost = plan.cost(Participation(releases=1, max_participations=1))
+        return _audit_sequence(plan, delta, trials, seed, pipeline)
+    cost = plan.cost(attacks.ONE_ROUND)
     if cost.unit == "record":
-        return [_of_record(found) for found in audit_records(plan, delta, trials, (1 - CONFIDENCE) / 8, seed)]
-    lines = [cost.line(who, _weakest(plan)) for who in ADVERSARIES]  # where clients differ: the least noised
+        return attacks.audit_records(plan, delta, trials, alpha, seed)
+    lines = [cost.line(who, weakest_client(plan)) for who in ADVERSARIES]
     promised = [line for line in lines if all(event.protects for event, _ in line.entries)]
-    effort = _Effort(trials, delta, (1 - CONFIDENCE) / (4 * max(len(promised), 1)), count(seed << 32))
+    alpha, seeds = (1 - CONFIDENCE) / (4 * max(len(promised), 1)), count(seed << 32)  # four bounds for each line
     done: dict[Line, MechanismAudit] = {}
     for line in promised:
-        # where hidden coins earn the models line nothing, it claims what the cohort line does: the same attack serves
+        # without amplification the models line claims the same as the cohort line: one attack serves both
         seen = replace(line, adversary="cohort")
-        claim = seen if line.adversary == "models" and seen == cost.line("cohort", _weakest(plan)) else line
-        if claim not in done:  # a shuffled round draws the noise of every report, so it gets fewer trials
-            reports = max(event.messages for event, _ in claim.entries)
-            fewer = replace(effort, trials=max(effort.trials // reports, 1000))
-            done[claim] = _audit(pipeline or Pipeline(plan), claim, fewer)
+        claim = seen if line.adversary == "models" and seen == cost.line("cohort", weakest_client(plan)) else line
+        if claim not in done:  # a trial of a shuffled round draws the noise of every message
+            messages = max(event.messages for event, _ in claim.entries)
+            done[claim] = _audit_line(pipeline, claim, max(trials // messages, 1000), delta, alpha, seeds)
         done[line] = replace(done[claim], adversary=line.adversary)
     return [done[line] for line in promised]
 
 
-def _of_sequence(plan: Plan, delta: float, trials: int, seed: int, pipeline: Pipeline) -> list[MechanismAudit]:
-    """Noise that rounds share: all rounds of a sequence at once, against the cost of those rounds."""
-    sequence = pipeline.sequence
-    if plan.release.noise_matrix(sequence.rounds) is None:
-        cost = sequence.cost
-        lines = cost.line("models"), cost.line("cohort")
-        return [_not_attacked(line, delta, plan.release.kind) for line in lines]
-    movement = 1.0 if plan.cost().line("cohort").relation != "replace_one" else 2.0
+def _audit_sequence(plan: Plan, delta: float, trials: int, seed: int, pipeline: Pipeline) -> list[MechanismAudit]:
+    """Attack all rounds of a sequence at once, where rounds share noise; not examined if no noise matrix is stated."""
+    sequence = Sequence(pipeline.plan)
+    white, cost = attacks.whitening(plan.release, sequence.rounds), sequence.cost
+    if white is None:
+        why = f"not examined: release {plan.release.kind!r}, whose rounds share noise, states no noise_matrix"
+        nothing = (0.0, math.nan, 0.0)
+        found = [MechanismAudit.of(cost.line(who), 0, delta, why, math.nan, nothing) for who in ("models", "cohort")]
+        return [replace(one, passed=False, examined=False) for one in found]
+    relation = plan.cost().line("cohort").relation
+    movement = 2.0 if relation == "replace_one" else 1.0
     if plan.unit == "client":
-        movement = worst_messages(pipeline, sequence.cost.line("cohort").relation, False)[0].movement
-    attacked = audit_sequence(sequence, movement, delta, trials, (1 - CONFIDENCE) / 8, seed)
-    words = "{} rounds at once; whitened and projected"
-    return [_of_attack(one, delta, words.format(one.rounds), one.movement, False) for one in attacked]
+        movement = worst_messages(pipeline, cost.line("cohort").relation, False)[0].movement
+    return attacks.audit_sequence(sequence, white, movement, delta, trials, (1 - CONFIDENCE) / 8, seed)
 
 
-def _of_attack(found: Found | Proved, delta: float, attack: str, movement: float, gaussian: bool) -> MechanismAudit:
-    """What an attack proved, beside the certificate; `gaussian`: also as the epsilon of Gaussian noise."""
-    return MechanismAudit(
-        adversary=found.line.adversary,
-        relation=found.line.relation,
-        trials=found.trials,
-        delta=delta,
-        attack=attack,
-        movement=movement,
-        lower_mu=found.lower,
-        upper_mu=found.allowed,
-        lower_epsilon=found.lower_epsilon,
-        upper_epsilon=found.upper_epsilon,
-        gaussian_epsilon=gaussian_epsilon_at(found.lower, delta) if gaussian else None,
-        passed=found.lower <= found.allowed and found.lower_epsilon <= found.upper_epsilon,
-    )
-
-
-def _not_attacked(line: Line, delta: float, kind: str) -> MechanismAudit:
-    """A line of rounds that share noise, of which the release does not say how."""
-    why = f"not examined: release {kind!r}, whose rounds share noise, states no noise_matrix"
-    nothing = Proved(line, 0, delta, 0.0, math.nan, 0.0, _epsilon(line, delta))
-    return replace(_of_attack(nothing, delta, why, math.nan, False), passed=False, examined=False)
-
-
-def _of_record(found: Proved, attack: str = "one record; shift") -> MechanismAudit:
-    """An attack on one record, in the same words."""
-    most = 1.0 if found.line.relation == "add_remove" else 2.0
-    mu = accountant.gaussian_mu(found.line.entries, found.line.relation)
-    return _of_attack(found, found.delta, attack, most, mu is not None and found.lower > 0)
-
-
-def _weakest(plan: Plan) -> int:
-    """Whom the least noise protects, where clients have noise of their own."""
-    own = plan.release.noise_multipliers
-    return int(np.argmin(own)) if own else 0
-
-
-@lru_cache(maxsize=64)
-def _epsilon(line: Line, delta: float) -> float:
-    return accountant.epsilon(line.entries, line.relation, delta).value
-
-
+# ---- one round, and the worst messages
 @dataclass(frozen=True)
-class _Effort:
-    """How many trials, at which delta, how sure each bound (four per line), and the seeds not used yet."""
+class Pipeline:
+    """One round from the clients' updates to the released mean, by the plan's objects and the loop's own code.
 
-    trials: int
-    delta: float
-    alpha: float
-    seeds: Iterator[int]
+    Tests subclass it to break one step. The released mean is still encoded: decoding and post-processing are public
+    functions of it. `copies` independent rounds are noised in one call as one long vector: every release draws its
+    noise independently per coordinate, so this equals `copies` calls in distribution.
+    """
 
-    def streams(self) -> Streams:
-        """Coins never used before in this audit."""
-        return Seeded(next(self.seeds))
+    plan: Plan
+    t: int = 0
 
+    @property
+    def public(self) -> Public:
+        """Public values of the round; an update on public records, where a mask needs one, is arbitrary."""
+        size = TENSORS * WIDTH
+        known = self.plan.public(self.t, size, update=lambda: torch.arange(1.0, size + 1))
+        return replace(known, tensors=(WIDTH,) * TENSORS)
 
-def _audit(pipeline: Pipeline, line: Line, effort: _Effort) -> MechanismAudit:
-    """Choose the attack on a pilot, the tests on one half of the trials; judge them on the other half."""
-    hidden = line.adversary == "models"
-    attacks = worst_messages(pipeline, line.relation, hidden)
-    if math.isinf(attacks[0].movement):
-        return _result(line, effort, attacks[0], "any test", (math.inf, 0.0, math.inf))
-    delta = max(effort.delta, 1e-9)
-    limit = Limit.of(line, _epsilon(line, delta), delta)
+    def cohort(self, rng: np.random.Generator) -> Cohort:
+        return self.plan.clients.draw(self.t, rng)
 
-    def share(rates: Rates) -> Array:
-        return rates.share(limit)
+    def encode(self, rows: Tensor) -> Tensor:
+        """Encode updates [m, d] into messages [m, d'] as clients do."""
+        slopes, public = torch.ones_like(rows), self.public
+        for step in self.plan.encode:
+            rows = step.encode(rows, public, slopes)
+        return rows
 
-    stages = [_Stage(each, line, effort) for each in (crowds(pipeline) if hidden else [pipeline])]
-    stage, attack = _best(stages, attacks, share, effort)
-    there, gone = stage.features(attack, stage.worlds(effort.trials, attack.instead is None))
-    if not_finite(there, gone):
-        return _result(line, effort, attack, "what is released is no number", (math.inf, 0.0, math.inf))
-    half = effort.trials // 2
-    guess = choose_steadily(there[:half], gone[:half], share, effort.alpha)
-    sharp = choose_steadily(there[:half], gone[:half], lambda rates: rates.epsilon(effort.delta), effort.alpha)
-    rates, tail = (test.rates(there[half:], gone[half:], effort.alpha) for test in (guess, sharp))
-    upper = float(separation(limit.most(rates.false), rates.false)[0])
-    figures = at_least_zero(rates.mu()[0]), upper, at_least_zero(tail.epsilon(effort.delta)[0])
-    return _result(line, effort, attack, guess.name, figures)
+    def released(self, messages: Tensor, cohort: Cohort, copies: int, streams: Streams) -> Tensor:
+        """Return `copies` independent draws [n, d'] of the noised mean of a cohort's messages [m, d']."""
+        totals = messages.sum(0, dtype=torch.float64).repeat(copies)
+        noised, _ = noised_mean(self.plan, Collected(totals, len(cohort)), cohort, streams, self.t, {})
+        return noised.view(copies, -1)
 
-
-def _best(
-    stages: list[_Stage], attacks: list[Attack], worth: Callable[[Rates], Array], effort: _Effort
-) -> tuple[_Stage, Attack]:
-    """The attack that did best on a pilot of its own trials."""
-    tried: list[tuple[float, _Stage, Attack]] = []
-    for stage in stages:
-        few = stage.worlds(max(effort.trials // PILOT, min(4000, effort.trials)), attacks[0].instead is None)
-        pilots = [choose(*stage.features(attack, few), worth, effort.alpha).worth for attack in attacks]
-        best = int(np.argmax(pilots))
-        tried.append((pilots[best], stage, attacks[best]))
-    return max(tried, key=lambda one: one[0])[1:]
-
-
-def _result(
-    line: Line, effort: _Effort, attack: Attack, test: str, figures: tuple[float, float, float]
-) -> MechanismAudit:
-    found = Proved(line, effort.trials, effort.delta, *figures, _epsilon(line, effort.delta))
-    gaussian = accountant.gaussian_mu(line.entries, line.relation) is not None and 0 < found.lower < math.inf
-    return _of_attack(found, effort.delta, f"{attack.name}; {test}", attack.movement, gaussian)
-
-
-def gaussian_epsilon_at(mu: float, delta: float) -> float:
-    """epsilon at delta of a Gaussian release with this mu."""
-    return accountant.epsilon_on(((GaussianNoise(1 / mu), 1),), "zero_out", delta, accountant.COARSE)
+    def message(self, message: Tensor, client: int, copies: int, streams: Streams) -> Tensor:
+        """Return `copies` draws [n, d'] of what leaves one client: the noised sum of a cohort of that client alone."""
+        alone = np.array([client], dtype=np.int64)
+        totals = message.double().repeat(copies)
+        return self.plan.release.in_sum(totals, alone, streams.at(self.t, "client noise", client)).view(copies, -1)
 
 
 @codec.hides_values
 @dataclass(frozen=True)
-class _World:
-    """Trials of one world: how many clients came, and whether ours was among them."""
+class Attack:
+    """Encoded worst-case messages: the attacked client sends `sent` or, in the other data set, `instead`."""
+
+    name: str
+    sent: Tensor  # [d']
+    instead: Tensor | None  # [d'], or None where the client is absent
+    crowd: Tensor  # [d'], what every other client sends; the adversary knows it
+    movement: float
+
+    @property
+    def moved(self) -> Tensor:
+        """Difference of the client's two messages, [d']."""
+        return self.sent if self.instead is None else self.sent - self.instead
+
+
+def worst_messages(pipeline: Pipeline, relation: Relation, hidden: bool) -> list[Attack]:
+    """Return for each family of updates the one that moves the message most, if within 1% of the best family.
+
+    movement = ||encode(x) - encode(-cx)|| (replace) or ||encode(x)|| (zero out, add or remove), in the bound's norm.
+    Where the cohort is hidden the crowd sends zero or, against a denominator that follows the cohort, the opposite.
+    """
+    eye, size = torch.eye(TENSORS * WIDTH), TENSORS * WIDTH
+    signs = 1.0 - 2.0 * (torch.arange(size) % 2)
+    broken = torch.ones(3, size)
+    broken[:, 1] = torch.tensor([math.nan, math.inf, -math.inf])
+    spread = torch.stack([torch.ones(size), signs, eye[::WIDTH].sum(0)])
+    families = {"one coordinate": eye, "all tensors": spread, "not finite": broken}
+    found = [_worst_message(pipeline, relation, name, rows) for name, rows in families.items()]
+    most = max(attack.movement for attack in found)
+    best = [attack for attack in found if attack.movement >= 0.99 * most]
+    if not hidden or math.isinf(most):
+        return best
+    opposed = (replace(one, name=f"{one.name}, crowd opposed", crowd=-one.sent) for one in best)
+    return [attack for pair in zip(best, opposed, strict=True) for attack in pair]
+
+
+def _worst_message(pipeline: Pipeline, relation: Relation, name: str, rows: Tensor) -> Attack:
+    """Return the family's row and scale that move the message most; where replaced, by its opposite at any scale."""
+    bound, clip_norm = pipeline.plan.bound, pipeline.public.clip_norm
+    assert isinstance(bound, Bound)
+    scales = [times * (clip_norm if math.isfinite(clip_norm) else 1.0) for times in SCALES]
+    lengths = torch.linalg.vector_norm(rows, ord=bound.norm, dim=1, keepdim=True)
+    rows = rows / torch.where(lengths.isfinite(), lengths, 1.0)
+    sent = torch.stack([pipeline.encode(rows * scale) for scale in scales])  # [scales, rows, d']
+    instead = torch.stack([pipeline.encode(-rows * scale) for scale in scales])
+    if relation != "replace_one":
+        instead = torch.zeros_like(sent[:1])
+    moved = sent[:, None].double() - instead[None].double()  # [scales, scales or 1, rows, d']
+    sizes = torch.linalg.vector_norm(moved, ord=bound.norm, dim=-1).nan_to_num(nan=math.inf)
+    mine, other, row = np.unravel_index(int(sizes.argmax()), sizes.shape)
+    movement, first, second = float(sizes.max()), sent[mine, row], instead[other, row]
+    return Attack(name, first, None if relation == "add_remove" else second, torch.zeros_like(first), movement)
+
+
+# ---- trials of one line
+def _audit_line(
+    pipeline: Pipeline, line: Line, trials: int, delta: float, alpha: float, seeds: Iterator[int]
+) -> MechanismAudit:
+    """Choose the attack on a pilot and the tests on one half of the trials; judge the tests on the other half."""
+    hidden = line.adversary == "models"
+    messages = worst_messages(pipeline, line.relation, hidden)
+    absent = messages[0].instead is None
+
+    def result(attack: Attack, test: str, bounds: tuple[float, float, float]) -> MechanismAudit:
+        name = f"{attack.name}; {test}"
+        return MechanismAudit.of(line, trials, delta, name, attack.movement, bounds)
+
+    if math.isinf(messages[0].movement):
+        return result(messages[0], "any test", attacks.UNBOUNDED)
+    limit = attacks.certified_limit(line, delta)
+
+    def share(rates: Rates) -> Array:
+        return rates.share(limit)
+
+    plan, pipelines = pipeline.plan, [pipeline]
+    if hidden:  # over the populations that hide one client least, where the release accepts their cohorts
+        few = [few for few in plan.clients.worst_populations() if few.size is None or plan.release.accepts(few.size)]
+        pipelines = [replace(pipeline, plan=replace(plan, clients=clients)) for clients in few] or pipelines
+    best: tuple[float, _Stage, Attack] | None = None
+    for each in [_Stage(each, line, seeds) for each in pipelines]:
+        pilot = each.trials(max(trials // PILOT, min(4000, trials)), absent)
+        worths = [choose(*each.features(attack, pilot), share, alpha).worth for attack in messages]
+        place = int(np.argmax(worths))
+        if best is None or worths[place] > best[0]:
+            best = worths[place], each, messages[place]
+    assert best is not None
+    _, stage, attack = best
+    there, gone = stage.features(attack, stage.trials(trials, absent))
+    if not_finite(there, gone):
+        return result(attack, "what is released is no number", attacks.UNBOUNDED)
+    half = trials // 2
+    guess = choose_steadily(there[:half], gone[:half], share, alpha)
+    sharp = choose_steadily(there[:half], gone[:half], lambda rates: rates.epsilon(delta), alpha)
+    rates, tail = (test.rates(there[half:], gone[half:], alpha) for test in (guess, sharp))
+    return result(attack, guess.name, attacks.proved_bounds(rates, tail, limit, delta))
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class _Cohorts:
+    """Trials with one data set: size of the cohort, and whether the attacked client is in it."""
 
     sizes: NDArray[np.int64]
     present: NDArray[np.bool_]
 
 
 class _Stage:
-    """The worlds of one line of the cost, through its adversary's eyes."""
+    """Trials of one line of the cost, as its adversary sees them."""
 
-    def __init__(self, pipeline: Pipeline, line: Line, effort: _Effort) -> None:
-        self.pipeline, self.line, self.effort = pipeline, line, effort
-        # Whom to attack: the least noised where clients differ, else one that a first draw of this round picked. With
-        # secret coins a first draw says nothing of the next ones; with public coins they all are that draw.
-        if pipeline.plan.release.noise_multipliers:
-            self.client = _weakest(pipeline.plan)
-        else:
-            drawn = pipeline.cohort(effort.streams().at(pipeline.t, "cohort"))
+    def __init__(self, pipeline: Pipeline, line: Line, seeds: Iterator[int]) -> None:
+        self.pipeline, self.line, self.seeds = pipeline, line, seeds
+        # The attacked client has the least noise or, where noise is equal, is in a first draw of this round: with
+        # secret sampling that draw says nothing of the next ones; with public sampling all draws are that one.
+        self.client = weakest_client(pipeline.plan)
+        if not pipeline.plan.release.noise_multipliers:
+            drawn = pipeline.cohort(Seeded(next(seeds)).at(pipeline.t, "cohort"))
             self.client = int(drawn[0]) if len(drawn) else 0
 
-    def worlds(self, trials: int, absent: bool) -> tuple[_World, _World]:
-        """With our client; and without it (`absent`) or, the same cohorts again, with another message of it.
+    def trials(self, trials: int, absent: bool) -> tuple[_Cohorts, _Cohorts]:
+        """Draw cohorts with the client, and without it (`absent`) or the same ones again where its message changes.
 
-        Hidden cohorts are drawn anew in every trial. Of seen ones the worst is the smallest that is accepted, since the
-        others may drop out or tell the adversary their noise.
+        Hidden cohorts are drawn anew in every trial. A seen cohort is the smallest that is accepted, since the others
+        may drop out or reveal their noise.
         """
         plan = self.pipeline.plan
         if self.line.adversary == "models":
-            there = self._draws(self.pipeline, trials)
+            there = self._draw(self.pipeline, trials)
         else:
             sizes = (k for k in range(1, plan.clients.population) if plan.release.accepts(k))
-            there = _World(np.full(trials, next(sizes, plan.clients.population)), np.ones(trials, dtype=np.bool_))
+            there = _Cohorts(np.full(trials, next(sizes, plan.clients.population)), np.ones(trials, dtype=np.bool_))
         return there, self._without(there) if absent else there
 
-    def _without(self, there: _World) -> _World:
-        """Our client was never in the population. Independent coins: the others' cohort stays; a cap: drawn anew."""
-        clients, nobody = self.pipeline.plan.clients, np.zeros_like(there.present)
-        without, law = _World(there.sizes - there.present, nobody), clients.law()
+    def _without(self, there: _Cohorts) -> _Cohorts:
+        """Return cohorts of a population without the client: others stay if sampling is independent and uncapped."""
+        plan, nobody = self.pipeline.plan, np.zeros_like(there.present)
+        without, law = _Cohorts(there.sizes - there.present, nobody), plan.clients.law()
         if self.line.adversary != "models" or (law is not None and law.independent and law.cap is None):
             return without
         try:
-            return _World(self._draws(resized(self.pipeline, clients.population - 1), len(nobody)).sizes, nobody)
-        except UserError:  # a sampler that cannot do with one client less: the others are drawn as before
+            clients = replace(plan.clients, population=plan.clients.population - 1)  # type: ignore[type-var]
+            smaller = replace(self.pipeline, plan=replace(plan, clients=clients))
+            return _Cohorts(self._draw(smaller, len(nobody)).sizes, nobody)
+        except UserError:  # a sampler that refuses one client less: the others are drawn as before
             return without
 
-    def _draws(self, pipeline: Pipeline, trials: int) -> _World:
-        """Successive draws from one stream: independent, as those of different rounds are."""
-        rng = self.effort.streams().at(pipeline.t, "cohort")
+    def _draw(self, pipeline: Pipeline, trials: int) -> _Cohorts:
+        """Draw cohorts from one stream: independent, as those of different rounds are."""
+        rng = Seeded(next(self.seeds)).at(pipeline.t, "cohort")
         sizes, present = np.empty(trials, dtype=np.int64), np.zeros(trials, dtype=np.bool_)
         for part in np.array_split(np.arange(trials), math.ceil(trials / _DRAWS)):
             drawn = [pipeline.cohort(rng) for _ in part]
             sizes[part] = [len(cohort) for cohort in drawn]
             present[np.repeat(part, sizes[part])[np.concatenate(drawn) == self.client]] = True
-        return _World(sizes, present)
+        return _Cohorts(sizes, present)
 
-    def features(self, attack: Attack, worlds: tuple[_World, _World]) -> tuple[Array, Array]:
-        """Both worlds: (shift along the moved direction, spread across it) of what is seen, [n, 2] each."""
+    def features(self, attack: Attack, both: tuple[_Cohorts, _Cohorts]) -> tuple[Array, Array]:
+        """Return (shift along the moved direction, spread across it) of what is seen, [n, 2] with either data set."""
         instead = attack.sent if attack.instead is None else attack.instead
-        return self._look(worlds[0], attack, attack.sent), self._look(worlds[1], attack, instead)
+        return self._features(both[0], attack, attack.sent), self._features(both[1], attack, instead)
 
-    def _look(self, world: _World, attack: Attack, sent: Tensor) -> Array:
-        """Trials with equal cohort sizes, and ours in or out alike, have equal messages: they are noised together."""
-        seen, step = np.empty((len(world.sizes), 2)), max(1, _CHUNK // len(attack.sent))
-        kinds = 2 * world.sizes + world.present
+    def _features(self, cohorts: _Cohorts, attack: Attack, sent: Tensor) -> Array:
+        """Noise trials of equal cohort size and equal presence of the client together: their messages are equal."""
+        seen, step = np.empty((len(cohorts.sizes), 2)), max(1, _CHUNK // len(attack.sent))
+        w = attack.moved.double() / torch.linalg.vector_norm(attack.moved.double())
+        kinds = 2 * cohorts.sizes + cohorts.present
         for kind in np.unique(kinds).tolist():
             where, size, present = np.flatnonzero(kinds == kind), kind // 2, bool(kind % 2)
             for part in np.array_split(where, math.ceil(len(where) / step)):
-                seen[part] = self._trials(sent, attack, size, present, len(part))
+                x = self._view(sent, attack, size, present, len(part)).double()
+                shift = x @ w
+                rest = (x.square().sum(1) - shift.square()).clamp(min=0.0) / max(x.shape[1] - 1, 1)
+                seen[part] = torch.stack([shift, rest.sqrt() + 1e-30], dim=1).numpy()
         return seen
 
-    def _trials(self, sent: Tensor, attack: Attack, size: int, present: bool, copies: int) -> Array:
-        pipeline, streams = self.pipeline, self.effort.streams()
+    def _view(self, sent: Tensor, attack: Attack, size: int, present: bool, copies: int) -> Tensor:
+        """Return what the adversary sees in `copies` trials, [n, d']."""
+        pipeline, streams = self.pipeline, Seeded(next(self.seeds))
         if self.line.adversary == "messages":
-            return _features(pipeline.message(sent, self.client, copies, streams), attack.moved)
+            return pipeline.message(sent, self.client, copies, streams)
         messages = torch.cat([sent.expand(int(present), -1), attack.crowd.expand(size - present, -1)])
         others = np.setdiff1d(np.arange(size + 1), [self.client])[: size - present]
-        cohort = np.concatenate([[self.client] if present else [], others]).astype(np.int64)  # ours first, if present
-        return _features(pipeline.released(messages, cohort, copies, streams), attack.moved)
-
-
-def _features(seen: Tensor, moved: Tensor) -> Array:
-    """(<x, w>, root mean square of x - <x, w> w) for w = moved / ||moved||: all that isotropic noise leaves to know."""
-    x, w = seen.double(), moved.double() / torch.linalg.vector_norm(moved.double())
-    shift = x @ w
-    rest = (x.square().sum(1) - shift.square()).clamp(min=0.0) / max(x.shape[1] - 1, 1)
-    return torch.stack([shift, rest.sqrt() + 1e-30], dim=1).numpy()
+        cohort = np.concatenate([[self.client] if present else [], others]).astype(np.int64)
+        return pipeline.released(messages, cohort, copies, streams)

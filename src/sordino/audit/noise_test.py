@@ -1,11 +1,11 @@
-"""Is what ran what the plan says? The law of the noise, coordinate by coordinate.
+"""Noise tests of the behaviour audit: does the noise that was added have the distribution that the plan states?
 
-An attack on one round sees half the noise, never 2% less of it; a test of the law does. Each question below is a family
-of statistics whose law under the plan is known exactly (chi-square, normal) or bounded (Chernoff; Dvoretzky, Kiefer,
-Wolfowitz with Massart's constant), so that Bonferroni over all of them keeps the promise. Which noise that is,
-the parts of the plan say (`Release.noise_draws`, `Mechanism.distribution`); what they do not say is not examined.
+An attack on one round detects half the noise, never 2% less; a goodness-of-fit test does. Each question is a family of
+statistics whose distribution under the plan is known (chi-square, normal) or bounded (Chernoff; Dvoretzky, Kiefer,
+Wolfowitz with Massart's constant), and Bonferroni covers all of them. The parts of the plan state the noise
+(`Release.noise_draws`, `Mechanism.distribution`); what a part does not state is reported as not examined.
 
-Guarantee: correct code raises a false alarm with probability at most `FALSE_ALARM` over the audit's own coins.
+Guarantee: correct code raises a false alarm with probability at most `FALSE_ALARM` over the audit's own randomness.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from scipy import special
 from torch import Tensor
 
 from sordino.accounting.bounds import AlreadyPrivate
+from sordino.audit.attacks import whitening
 from sordino.audit.trial_rounds import TrialRound, TrialRounds
-from sordino.audit.worst_case import whitening
 from sordino.parts.mechanisms import Distribution, Mechanism, Normal
 from sordino.parts.releases import own_message
 from sordino.parts.samplers import Cohort
@@ -32,23 +32,23 @@ from sordino.rng import Seeded
 Array = NDArray[np.float64]
 Pairs = Sequence[tuple[int, int]]
 FALSE_ALARM = 1e-6  # of one audit, all its questions together
-QUESTIONS = 64  # at most so many families in one audit: each is judged at FALSE_ALARM / QUESTIONS
+QUESTIONS = 64  # most questions of one audit: each is judged at FALSE_ALARM / QUESTIONS
 BLOCK = 32  # neighbouring coordinates whose energies are summed
 TAILS = (1.0, 2.0, 3.0, 3.3, 3.6, 4.0)  # in standard deviations
-BLUR = 1e-3  # standard deviations: float32 moves a draw by less, and an atom of a discrete law is found within
+BLUR = 1e-3  # standard deviations: more than float32 moves a draw, and less than atoms of a discrete law lie apart
 MESSAGES, WIDTH = 64, 512  # messages of single clients that are noised, and their length
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One question: how many statistics answered it, the chance of the worst under the plan, and where that was.
+    """The answer to one question: number of statistics, p-value of the worst after Bonferroni, and what was worst.
 
-    One that was not examined has not passed: `worst` then says what was missing.
+    A question that was not examined has not passed; `worst` then says what was missing.
     """
 
     question: str
     statistics: int
-    chance: float  # at least the probability, under the plan, of anything as odd among them
+    chance: float  # upper bound on the probability, under the plan, of a statistic as extreme as the worst
     worst: str
     examined: bool = True
 
@@ -58,12 +58,12 @@ class Finding:
 
 
 def not_examined(question: str, why: str) -> Finding:
-    """A question without an answer: a part does not state what it takes, or there was nothing to look at."""
+    """Return the finding of a question that could not be answered, which counts as not passed."""
     return Finding(question, 0, math.nan, why, examined=False)
 
 
 def finding(question: str, chances: ArrayLike, worst: Callable[[int], str], some: ArrayLike | None = None) -> Finding:
-    """Bonferroni over a family: n times its smallest p-value; `some` says which statistics have anything to go by."""
+    """Return n times the smallest of n p-values (Bonferroni); `some` marks the statistics that have data."""
     flat = np.nan_to_num(np.atleast_1d(np.asarray(chances, dtype=np.float64)).ravel(), nan=0.0)
     there = np.arange(len(flat)) if some is None else np.flatnonzero(np.atleast_1d(some).ravel())
     if not len(there):
@@ -72,11 +72,19 @@ def finding(question: str, chances: ArrayLike, worst: Callable[[int], str], some
     return Finding(question, len(there), float(min(1.0, len(there) * flat[least])), worst(least))
 
 
-# ---- p-values --------------------------------------------------------------------------------------------------------
+def failures(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the examined questions that did not pass."""
+    return [one for one in findings if one.examined and not one.passed]
 
 
+def unexamined(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the questions that were not examined, which neither passed nor failed."""
+    return [one for one in findings if not one.examined]
+
+
+# ---- p-values
 def chi_square(energy: Array, freedom: Array) -> Array:
-    """Two-sided: twice the smaller tail of a chi-square."""
+    """Return two-sided p-values: twice the smaller tail of a chi-square."""
     none = np.asarray(freedom) == 0
     half = np.where(none, 1.0, freedom) / 2
     tails = np.minimum(special.gammainc(half, energy / 2), special.gammaincc(half, energy / 2))
@@ -84,14 +92,14 @@ def chi_square(energy: Array, freedom: Array) -> Array:
 
 
 def normal(z: Array) -> Array:
-    """Two-sided, of standard normals."""
+    """Return two-sided p-values of standard normals."""
     return np.asarray(2 * special.ndtr(-np.abs(z)))
 
 
 def chernoff(hits: ArrayLike, trials: ArrayLike, rate: ArrayLike) -> Array:
-    """2 exp(-n KL(hits / n || rate)): for independent variables in [0, 1] of this mean on average (Hoeffding 1963).
+    """Return 2 exp(-n KL(hits / n || rate)), for independent variables in [0, 1] of this mean (Hoeffding 1963).
 
-    And for coins that are negatively associated, as of sampling without replacement.
+    It also holds for negatively associated variables, as in sampling without replacement.
     """
     n, p = np.maximum(np.asarray(trials, dtype=np.float64), 1e-300), np.asarray(rate, dtype=np.float64)
     seen = np.clip(np.asarray(hits, dtype=np.float64) / n, 0.0, 1.0)
@@ -100,22 +108,20 @@ def chernoff(hits: ArrayLike, trials: ArrayLike, rate: ArrayLike) -> Array:
 
 
 def dkw(normals: Array) -> float:
-    """Kolmogorov's distance to the normal law: P[D > e] <= 2 exp(-2 n e^2) (Massart 1990)."""
+    """Return 2 exp(-2 n e^2), e the Kolmogorov distance to the standard normal distribution (Massart 1990)."""
     n, ranked = len(normals), special.ndtr(np.sort(normals))
     steps = np.arange(n + 1) / n
     distance = max(float(np.max(steps[1:] - ranked)), float(np.max(ranked - steps[:-1])))
     return min(1.0, 2 * math.exp(-2 * n * distance**2))
 
 
-# ---- what the parts state --------------------------------------------------------------------------------------------
-
-
+# ---- what the parts state
 class NotStatedError(Exception):
-    """A part does not state what a statistic is compared with; the text says which, and what it could state."""
+    """A part does not state what a statistic is compared with; the text names the part and the missing method."""
 
 
 def noise_draws(plan: Plan, cohort: Cohort, t: int) -> tuple[Mechanism, ...]:
-    """The independent draws whose sum is in a round's sum, if the plan is what ran."""
+    """Return the independent noise draws that the plan adds to the sum of a round."""
     if not isinstance(plan.bound, AlreadyPrivate):
         found = plan.release.noise_draws(cohort)
         if found is None:
@@ -128,7 +134,7 @@ def noise_draws(plan: Plan, cohort: Cohort, t: int) -> tuple[Mechanism, ...]:
 
 
 def distribution_of(drawn: Sequence[Mechanism]) -> Distribution:
-    """The distribution of one coordinate of their sum."""
+    """Return the distribution of one coordinate of the sum of these draws."""
     first, noise_multipliers = drawn[0], tuple(one.noise_multiplier for one in drawn)
     alike = all(one == first.with_noise_multiplier(one.noise_multiplier) for one in drawn)
     found = first.sum_distribution(noise_multipliers) if alike else None
@@ -141,15 +147,15 @@ def distribution_of(drawn: Sequence[Mechanism]) -> Distribution:
     return found
 
 
-def as_normals(noise: Array, drawn: Sequence[Mechanism], coins: np.random.Generator) -> Array:
-    """Noise of the stated distribution F as standard normals: Phi^-1(U), U uniform in [F(x - blur), F(x + blur)].
+def as_normals(noise: Array, drawn: Sequence[Mechanism], rng: np.random.Generator) -> Array:
+    """Map noise of the stated distribution F to standard normals: Phi^-1(U), U uniform in [F(x - blur), F(x + blur)].
 
-    For a discrete law that is the randomised probability integral transform: exactly uniform where atoms lie further
-    apart than the blur. For a continuous one it moves a draw by at most the blur. What is no number becomes infinite.
+    For a discrete F this is the randomised probability integral transform, exact where atoms are further apart than the
+    blur. A continuous F is moved by at most the blur. NaN and infinity become infinite.
     """
     stated, sound = distribution_of(drawn), np.isfinite(noise)
     noise = np.where(sound, noise, 0.0)
-    blur, u = BLUR * math.sqrt(sum(one.std**2 for one in drawn)), coins.random(noise.shape)
+    blur, u = BLUR * math.sqrt(sum(one.std**2 for one in drawn)), rng.random(noise.shape)
     below, above = noise - blur, noise + blur
     lower = (1 - u) * stated.cdf(below) + u * stated.cdf(above)
     upper = (1 - u) * stated.sf(below) + u * stated.sf(above)  # the same point, counted from the other end
@@ -157,11 +163,9 @@ def as_normals(noise: Array, drawn: Sequence[Mechanism], coins: np.random.Genera
     return np.where(sound & ~np.isnan(found), found, np.inf)
 
 
-# ---- the noise -------------------------------------------------------------------------------------------------------
-
-
+# ---- the noise
 def noise_tests(trials: TrialRounds) -> list[Finding]:
-    """Every coordinate of every round's noise, as standard normals if the plan is what ran."""
+    """Test every coordinate of the noise in the sums of trial rounds, and of the noise in single messages."""
     asked: dict[str, Callable[[], list[Finding]]]
     asked = {"noise of the sums": lambda: _sums(trials), "noise of the messages": lambda: _messages(trials.plan)}
     found: list[Finding] = []
@@ -174,36 +178,40 @@ def noise_tests(trials: TrialRounds) -> list[Finding]:
 
 
 def _sums(trials: TrialRounds) -> list[Finding]:
-    """The noise in the sums of trial rounds."""
     plan = trials.plan
     rounds = [s for s in trials.rounds if plan.release.accepts(len(s.cohort)) and noise_draws(plan, s.cohort, s.t)]
     if not rounds:
         why = f"no trial round had noise: release {plan.release.kind!r} states none"
         return [not_examined("noise of the sums", why)]
-    z = np.stack([standardised(plan, seen) for seen in rounds])  # [rounds, d], NaN where nothing was sent
-    z = whitened(plan, z, rounds)
-    found = [*_energies(z), *_shape(z), *_independence(z, _neighbours(rounds))]
-    return found if isinstance(plan.bound, AlreadyPrivate) else [*found, _along(z, rounds, plan)]
+    z = whitened(plan, np.stack([standardised(plan, seen) for seen in rounds]), rounds)
+    place = {(seen.episode, seen.t): i for i, seen in enumerate(rounds)}
+    pairs = [  # successive rounds, and the same round with other random streams
+        (i, place[other])
+        for (episode, t), i in place.items()
+        for other in ((episode, t + 1), (episode + 1, t))
+        if other in place
+    ]
+    found = [*_energies(z), *_shape(z), *_independence(z, pairs)]
+    return found if isinstance(plan.bound, AlreadyPrivate) else [*found, _along_sum(z, rounds, plan)]
 
 
 def _messages(plan: Plan) -> list[Finding]:
-    """The noise that single clients add to their own messages, as in a deployment, where the release has them do it."""
+    """Test the noise that single clients add to their own messages, where the release has them do so."""
     release = plan.release
     if not release.client_noise:
         return []
-    clients = np.arange(MESSAGES) % plan.clients.population
     empty, rows = torch.zeros(WIDTH, dtype=torch.float64), []
-    for i, client in enumerate(clients.tolist()):
-        alone, coins = np.array([client], dtype=np.int64), Seeded(i)
-        sent = own_message(release, empty, client, 0, coins.at(0, "client noise", client), secure=False)
-        rows.append(as_normals(sent.double().numpy(), noise_draws(plan, alone, 0), coins.at(0, "audit blur")))
+    for i, client in enumerate((np.arange(MESSAGES) % plan.clients.population).tolist()):
+        alone, streams = np.array([client], dtype=np.int64), Seeded(i)
+        sent = own_message(release, empty, client, 0, streams.at(0, "client noise", client), secure=False)
+        rows.append(as_normals(sent.double().numpy(), noise_draws(plan, alone, 0), streams.at(0, "audit blur")))
     z = np.stack(rows)
     found = [*_energies(z), *_shape(z), *_independence(z, [(i, i + 1) for i in range(0, MESSAGES - 1, 2)])]
     return [replace(one, question=f"message: {one.question}") for one in found]
 
 
 def whitened(plan: Plan, noise: Array, rounds: Sequence[TrialRound]) -> Array:
-    """C (noise of an episode): Z itself, if what the rounds share is what is accounted."""
+    """Return C times the noise of each episode, which is white if rounds share their noise as accounted."""
     if not plan.release.correlated:
         return noise
     if not isinstance(distribution_of(noise_draws(plan, rounds[0].cohort, rounds[0].t)), Normal):
@@ -219,140 +227,100 @@ def whitened(plan: Plan, noise: Array, rounds: Sequence[TrialRound]) -> Array:
 
 
 def standardised(plan: Plan, seen: TrialRound) -> Array:
-    """The noise of one round's sum as standard normals [d]: what moved, without the clean sum, by its claimed law."""
-    drawn, coins = noise_draws(plan, seen.cohort, seen.t), Seeded(seen.episode).at(seen.t, "audit blur")
-    count = plan.clients.expected  # a constant of the plan where nobody may see who came; else what the release says
+    """Return the noise of one round's sum as standard normals [d]: the model's step less the clean sum; NaN: unsent."""
+    drawn, rng = noise_draws(plan, seen.cohort, seen.t), Seeded(seen.episode).at(seen.t, "audit blur")
+    count = plan.clients.expected  # a constant of the plan, unless the cohort is seen
     if "cohort" in plan.release.sees:
         count = plan.release.denominator(plan.clients.expected, len(seen.cohort))
     if isinstance(plan.bound, AlreadyPrivate):
-        return as_normals((seen.moved.double() * count).numpy(), drawn, coins)
-    clean = _update(plan, seen, seen.total / count)
-    unit = _update(plan, seen, seen.total.new_ones(len(seen.total)))
+        return as_normals((seen.moved.double() * count).numpy(), drawn, rng)
+    clean, unit = _step(plan, seen, seen.total / count), _step(plan, seen, seen.total.new_ones(len(seen.total)))
     noise = ((seen.moved.double() - clean) / unit * count).numpy()
-    return np.where(np.asarray(unit) == 0, np.nan, as_normals(noise, drawn, coins))
+    return np.where(np.asarray(unit) == 0, np.nan, as_normals(noise, drawn, rng))
 
 
-def _update(plan: Plan, seen: TrialRound, encoded: Tensor) -> Tensor:
-    """What an encoded mean does to the model."""
+def _step(plan: Plan, seen: TrialRound, encoded: Tensor) -> Tensor:
+    """Return the step of the model for an encoded mean."""
     return plan.split(plan.decode(encoded, seen.public), seen.public)[0].double()
 
 
+def _energy_test(question: str, energy: Array, freedom: Array, where: Callable[[int], str]) -> Finding:
+    def text(i: int) -> str:
+        return f"{where(i)}{math.sqrt(energy[i] / max(freedom[i], 1)):.3f} times the noise"
+
+    return finding(question, chi_square(energy, freedom), text, freedom > 0)
+
+
 def _energies(z: Array) -> list[Finding]:
-    """Sums of squares: of every coordinate, of every block of neighbours, of every round, of all."""
+    """Test the sums of squares of all coordinates, each coordinate, each block of neighbours and each round."""
     sent = ~np.isnan(z)
     squares = np.where(sent, z, 0.0) ** 2
-    coordinates, counts = squares.sum(0), sent.sum(0)
-    edges = np.arange(0, z.shape[1], BLOCK)
-    blocks, sizes = np.add.reduceat(coordinates, edges), np.add.reduceat(counts, edges)
-    rounds, widths = squares.sum(1), sent.sum(1)
-
-    def energy_test(question: str, energy: Array, freedom: Array, where: Callable[[int], str]) -> Finding:
-        def text(i: int) -> str:
-            return f"{where(i)}{math.sqrt(energy[i] / max(freedom[i], 1)):.3f} times the noise"
-
-        return finding(question, chi_square(energy, freedom), text, freedom > 0)
+    each, counts, edges = squares.sum(0), sent.sum(0), np.arange(0, z.shape[1], BLOCK)
+    blocks, sizes = np.add.reduceat(each, edges), np.add.reduceat(counts, edges)
 
     def block(i: int) -> str:
         return f"coordinates {i * BLOCK} to {i * BLOCK + BLOCK - 1} have "
 
     return [
-        energy_test("noise of all coordinates", np.array([squares.sum()]), np.array([sent.sum()]), lambda _: ""),
-        energy_test("noise of each coordinate", coordinates, counts, lambda i: f"coordinate {i} has "),
-        energy_test("noise of each block of coordinates", blocks, sizes, block),
-        energy_test("noise of each round", rounds, widths, lambda i: f"trial round {i} has "),
+        _energy_test("noise of all coordinates", np.array([squares.sum()]), np.array([sent.sum()]), lambda _: ""),
+        _energy_test("noise of each coordinate", each, counts, lambda i: f"coordinate {i} has "),
+        _energy_test("noise of each block of coordinates", blocks, sizes, block),
+        _energy_test("noise of each round", squares.sum(1), sent.sum(1), lambda i: f"trial round {i} has "),
     ]
 
 
 def _shape(z: Array) -> list[Finding]:
-    """The law itself: centre, tails, and Kolmogorov's distance."""
-    sent = ~np.isnan(z)
+    """Test the centre of each coordinate, the tails, and the Kolmogorov distance of the whole distribution."""
+    names, sent = ("centre of each coordinate", "tails of the noise", "shape of the noise"), ~np.isnan(z)
     each, counts = z[sent], sent.sum(0)
-    if not len(each):
-        names = ("centre of each coordinate", "tails of the noise", "shape of the noise")
+    n = len(each)
+    if not n:
         return [not_examined(name, "no coordinate was ever sent") for name in names]
-    size = np.abs(each)
-    beyond = np.array([float((size > cut).sum()) for cut in TAILS])
+    beyond = np.array([float((np.abs(each) > cut).sum()) for cut in TAILS])
     rates = 2 * special.ndtr(-np.array(TAILS))
     means = np.where(sent, z, 0.0).sum(0) / np.sqrt(np.maximum(counts, 1))
-    return [
-        finding(
-            "centre of each coordinate",
-            normal(means),
-            lambda i: f"coordinate {i} is off by {means[i]:.1f} sigma",
-            counts > 0,
-        ),
-        finding(
-            "tails of the noise",
-            chernoff(beyond, np.full(len(TAILS), len(each)), rates),
-            lambda i: f"{beyond[i]:.0f} draws beyond {TAILS[i]} sigma where {rates[i] * len(each):.0f} are due",
-        ),
-        finding(
-            "shape of the noise", np.array([dkw(each)]), lambda _: "distance to the distribution that is accounted for"
-        ),
-    ]
 
+    def tail(i: int) -> str:
+        return f"{beyond[i]:.0f} draws beyond {TAILS[i]} sigma where {rates[i] * n:.0f} are due"
 
-def _neighbours(rounds: Sequence[TrialRound]) -> Pairs:
-    """Successive rounds, and the same round under other coins."""
-    place = {(seen.episode, seen.t): i for i, seen in enumerate(rounds)}
     return [
-        (i, place[other])
-        for (episode, t), i in place.items()
-        for other in ((episode, t + 1), (episode + 1, t))
-        if other in place
+        finding(names[0], normal(means), lambda i: f"coordinate {i} is off by {means[i]:.1f} sigma", counts > 0),
+        finding(names[1], chernoff(beyond, np.full(len(TAILS), n), rates), tail),
+        finding(names[2], dkw(each), lambda _: "distance to the distribution that is accounted for"),
     ]
 
 
 def _independence(z: Array, pairs: Pairs) -> list[Finding]:
-    """<z_s, z_t> / ||z_s|| is standard normal for independent rounds s, t; sign(z_j) z_k likewise within one."""
-    full = np.where(np.isfinite(z), z, 0.0)
-    first, second = (full[[pair[side] for pair in pairs]] for side in (0, 1))
-    lengths = np.linalg.norm(np.where(second != 0, first, 0.0), axis=1) if pairs else np.zeros(0)
-    repeats = (first * second).sum(1) / np.maximum(lengths, 1e-300) if pairs else np.zeros(0)
-    shifts = [shift for shift in (1, z.shape[1] // 4, z.shape[1] // 2) if 0 < shift < z.shape[1]]
-    correlations = [_correlation(full, shift) for shift in shifts]
-    z_of = np.array([one[0] for one in correlations])
+    """Test <z_s, z_t> / ||z_s||, standard normal for independent rounds s, t, and sign(z_j) z_k within a round."""
+    full, width = np.where(np.isfinite(z), z, 0.0), z.shape[1]
+    repeats, lengths = np.zeros(len(pairs)), np.zeros(len(pairs))
+    for i, (s, t) in enumerate(pairs):
+        lengths[i] = np.linalg.norm(np.where(full[t] != 0, full[s], 0.0))
+        repeats[i] = (full[s] * full[t]).sum() / max(lengths[i], 1e-300)
+    shifts = [shift for shift in (1, width // 4, width // 2) if 0 < shift < width]
+    sums, counts = np.zeros(len(shifts)), np.zeros(len(shifts))
+    for i, shift in enumerate(shifts):
+        one, other = full[:, :-shift], full[:, shift:]
+        both = (one != 0) & (other != 0)
+        counts[i] = both.sum()
+        sums[i] = (np.sign(one) * other)[both].sum() / math.sqrt(max(counts[i], 1))
+
+    def distant(i: int) -> str:
+        return f"{sums[i]:.1f} sigma of correlation at distance {shifts[i]}"
+
     return [
         finding(
             "noise of two rounds", normal(repeats), lambda i: f"{repeats[i]:.1f} sigma of correlation", lengths > 0
         ),
-        finding(
-            "noise of two coordinates",
-            normal(z_of),
-            lambda i: f"{z_of[i]:.1f} sigma of correlation at distance {shifts[i]}",
-            np.array([one[1] for one in correlations]) > 0,
-        ),
+        finding("noise of two coordinates", normal(sums), distant, counts > 0),
     ]
 
 
-def _correlation(z: Array, shift: int) -> tuple[float, int]:
-    """sum sign(z_j) z_k over its standard deviation, and over how many pairs."""
-    one, other = z[:, :-shift], z[:, shift:]
-    both = (one != 0) & (other != 0)
-    return float((np.sign(one) * other)[both].sum() / math.sqrt(max(both.sum(), 1))), int(both.sum())
-
-
-def _along(z: Array, rounds: Sequence[TrialRound], plan: Plan) -> Finding:
-    """The noise along the clean sum: a denominator that follows the cohort, or a sum that is weighed, shows there."""
-    clean = np.stack([np.asarray(_update(plan, seen, seen.total)) for seen in rounds])
+def _along_sum(z: Array, rounds: Sequence[TrialRound], plan: Plan) -> Finding:
+    """Test the noise along the clean sum, which shows a denominator that follows the cohort, or a weighted sum."""
+    clean = np.stack([np.asarray(_step(plan, seen, seen.total)) for seen in rounds])
     clean = np.where(np.isfinite(z), clean, 0.0)
     lengths = np.linalg.norm(clean, axis=1)
     some = lengths > 0
     along = (np.where(np.isfinite(z), z, 0.0) * clean)[some].sum(1) / lengths[some]
-    energy, freedom = np.array([(along**2).sum()]), np.array([some.sum()])
-    return finding(
-        "noise along the sum",
-        chi_square(energy, freedom),
-        lambda i: f"{math.sqrt(energy[i] / max(freedom[i], 1)):.3f} times the noise",
-        freedom > 0,
-    )
-
-
-def failures(findings: Iterable[Finding]) -> list[Finding]:
-    """What the plan does not explain."""
-    return [one for one in findings if one.examined and not one.passed]
-
-
-def unexamined(findings: Iterable[Finding]) -> list[Finding]:
-    """What nobody has looked at: it has neither passed nor failed."""
-    return [one for one in findings if not one.examined]
+    return _energy_test("noise along the sum", np.array([(along**2).sum()]), np.array([some.sum()]), lambda _: "")

@@ -38,10 +38,10 @@ def certify(
     from sordino.certificate import certificate_file
 
     if (target / "sweep.json").is_file():
-        from sordino.tuning import sweep
+        from sordino.tuning import sweep, sweep_report
 
         made = sweep.certify(target)
-        return say(as_json, {"certified": True, **made}, f"certified: {sweep.guarantee(made)}")
+        return say(as_json, {"certified": True, **made}, f"certified: {sweep_report.guarantee(made)}")
     owner = None if key is None else certificate_file.public_key(key)
     signer = None if sign is None else certificate_file.private_key(sign)
     known = described(about)
@@ -77,11 +77,11 @@ def described(file: Path | None) -> About:
 def registered(made: dict[str, Any], about: About, file: Path) -> list[str]:
     """Write the entry; what is left for its curator to write."""
     from sordino.errors import ConfigError
-    from sordino.report.cards import dumped, entry
+    from sordino.report.cards import registry_entry, to_yaml
 
     if not re.fullmatch(r"[a-z0-9_]+\.yaml", file.name):
         raise ConfigError(f"--registry {file.name}", "small letters, digits and _, then .yaml, as the registry asks")
-    put(file, dumped(entry(made, about)))
+    put(file, to_yaml(registry_entry(made, about)))
     return about.open
 
 
@@ -100,9 +100,9 @@ def put(file: Path, text: str) -> None:
 def certified(target: Path) -> dict[str, Any]:
     """The certificate of a run's folder or of a loop's file, if it is what the rest of it gives."""
     if target.is_file():
-        from sordino.dpsgd import loop_certificate
+        from sordino.dpsgd import account
 
-        return loop_certificate.certify(target).certificate
+        return account.certify(target).certificate
     from sordino.runs.folder import RunFolder
 
     return RunFolder.open(target).certify()
@@ -123,11 +123,10 @@ def explain(target: Certified, own: Own = None, as_json: JsonFlag = False) -> No
     """The certificate in plain sentences: what is protected, against whom, how strongly, what is assumed."""
     bring(own)
     from sordino.certificate import explain as explaining
-    from sordino.tuning import sweep
+    from sordino.tuning import sweep, sweep_report
 
     if sweep.is_sweep(target):
-        whole = sweep.explain(target)
-        return say(as_json, whole, sweep.text(whole))
+        return say(as_json, *sweep_report.explain(sweep.certify(target)))
     certificate, plan, facts = certified_with_plan(target)
     said = explaining.explain(certificate, explaining.ceilings(plan, facts))
     return say(as_json, said, explaining.page(said))
@@ -135,11 +134,11 @@ def explain(target: Certified, own: Own = None, as_json: JsonFlag = False) -> No
 
 def certified_with_plan(target: Path) -> tuple[dict[str, Any], Plan, Facts]:
     """The certificate, if it is what the rest of the folder or of the file gives; and what it follows from."""
-    from sordino.dpsgd import loop_certificate
+    from sordino.dpsgd import account
     from sordino.runs.folder import RunFolder
 
     if target.is_file():
-        found = loop_certificate.certify(target)
+        found = account.certify(target)
         return found.certificate, found.plan, found.facts
     folder = RunFolder.open(target)
     made, held = folder.certify(), folder.contents()
@@ -157,12 +156,12 @@ def model_card(
     """Write a model card with the certificate in it: the guarantee, whom one has to trust, and the figures."""
     bring(own)
     from sordino.certificate import explain as explaining
-    from sordino.report.cards import card
+    from sordino.report import cards
 
     known = described(about)
     certificate, plan, facts = certified_with_plan(target)
     said = explaining.explain(certificate, explaining.ceilings(plan, facts))
-    put(out, card(certificate, said, known, _dataset(target)))
+    put(out, cards.model_card(certificate, said, known, _dataset(target)))
     say(as_json, {"card": str(out), "to_be_written": known.open}, f"model card: {out}{to_write(known.open)}")
 
 

@@ -259,7 +259,7 @@ def _machine() -> list[Finding]:
 
 
 def _data() -> list[Finding]:
-    from sordino.data.downloads import cache_folder
+    from sordino.data.files import cache_folder
 
     named, where = os.environ.get("SORDINO_DATA"), cache_folder()
     found = []

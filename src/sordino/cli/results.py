@@ -29,7 +29,7 @@ def compare(
 
     runs, notes = with_runs(targets)
     found = {**comparison.compare(subjects(runs)), "notes": notes}
-    made = [comparison.table(found), comparison.settings_table(found)][: 2 if found["settings"] else 1]
+    made = [comparison.comparison_table(found), comparison.differences_table(found)][: 2 if found["settings"] else 1]
     if plot is not None:
         _plot(found, plot)
     forms = [one.latex(f"tab:sordino-{place}") for place, one in enumerate(made)] * latex + [
@@ -40,14 +40,14 @@ def compare(
 
 def _plot(found: dict[str, Any], file: Path) -> None:
     from sordino.report import charts
-    from sordino.report.figures import chart_figure, keep
+    from sordino.report.figures import chart_figure, save_figure
 
     chart = charts.utility(found)
     if chart is None:
         needed = "two settings or more that have an epsilon and the same metric"
         raise ConfigError(f"--plot of {len(found['comparison']['rows'])} settings", needed)
     try:
-        keep(chart_figure(chart), file)
+        save_figure(chart_figure(chart), file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--plot {file}, which cannot be written ({error})", "a .png, .svg or .pdf") from None
 
@@ -61,16 +61,16 @@ def report(
 ) -> None:
     """One self-contained HTML page of runs, or of a sweep: the guarantee, curves, certificate in words, audits."""
     bring(own)
-    from sordino.report.data import collected
-    from sordino.report.page import write
+    from sordino.report.data import report_data
+    from sordino.report.page import write_page
     from sordino.runs.loading import subjects
     from sordino.tuning.sweep import with_runs
 
     runs, notes = with_runs(targets)
-    found = collected(subjects(runs), notes)
+    found = report_data(subjects(runs), notes)
     file = out if out is not None or as_json else Path("report.html")
     if file is not None:
-        write(file, found)
+        write_page(file, found)
     say(as_json, found, f"written: {file}")
 
 
@@ -92,13 +92,8 @@ def audit(
     from sordino.runs.loading import keep_audit
 
     torch.set_num_threads(1)  # two that fight over a core are slower than one
-    changes = changed(values, seed)
-    summary.check_changes(target, changes)
-    layer = "mechanism" if mechanism else "canaries" if canaries else "membership"
-    if layer == "membership":
-        found = summary.membership(target)
-    else:
-        found = (summary.mechanism if mechanism else summary.canaries)(target, changes)
+    layer: summary.Layer = "mechanism" if mechanism else "canaries" if canaries else "membership"
+    found = summary.audit_target(target, layer, changed(values, seed))
     say(as_json, found, summary.text(found))
     if target.is_dir():
         keep_audit(target, layer, finite(found))

@@ -21,7 +21,7 @@ from sordino.outcome import declared_public
 from sordino.tuning.calibrated_file import multipliers
 from sordino.tuning.private_selection import PrivateTuning, tune_private
 from sordino.tuning.private_selection import text as private_text
-from sordino.tuning.search_space import Sweep, read_axes
+from sordino.tuning.search_space import Sweep, read_space
 from sordino.tuning.tune import TrialLog, Tuned, tune
 from sordino.version import __version__
 
@@ -97,7 +97,7 @@ def private_tuning(
         raise ConfigError(found, "grid or random", """--over 'recipe.name=["a", "b"]', and --epsilon""")
     sweep = replace(sweep, table=overridden(sweep.table, dict(map(codec.parse_setting, changes))))
     table = sweep.spec.grid or {k: v for k, v in sweep.spec.random.items() if k not in ("trials", "seed")}
-    return PrivateTuning(sweep, read_axes(table), trials, next(iter(epsilons), None))
+    return PrivateTuning(sweep, read_space(table), trials, next(iter(epsilons), None))
 
 
 def run_private(asked: PrivateTuning, out: Path | None, as_json: bool) -> None:
@@ -129,14 +129,18 @@ def _own(config: Config) -> float:
 
 def draw(found: list[Tuned], path: Path) -> None:
     """One panel per hyperparameter, one line per epsilon."""
-    from sordino.report.figures import curves
+    from sordino.report.figures import Axis, Chart, Series, chart_figure, save_figure
 
-    panels: dict[str, Any] = {name: {} for name in found[0].curves}
-    for name, panel in panels.items():
-        for one in found:
-            panel[f"epsilon {upto(one.epsilon)}"] = [{**row, "value": row[name]} for row in one.curves[name]]
-    words = {name: AXES[name] for name in panels}
-    curves(panels, "value", "loss", path, xlabel=words, ylabel="loss on the tuning data", log=True)
+    charts = []
+    for name in found[0].curves:
+        lines = []
+        for tone, one in enumerate(found):
+            rows = [(float(row[name]), float(row["loss"])) for row in one.curves[name]]
+            xs, ys = zip(*rows, strict=True)
+            lines.append(Series(f"epsilon {upto(one.epsilon)}", xs, ys, tone))
+        y = Axis("loss on the tuning data")
+        charts.append(Chart(name, name, "", Axis(AXES[name], log=True), y, tuple(lines)))
+    save_figure(chart_figure(*charts), path)
 
 
 def text(found: dict[str, Any]) -> str:

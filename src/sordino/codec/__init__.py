@@ -13,43 +13,32 @@ Parts of other packages are loaded by `load_plugins` and `load_parts_file`; `for
 
 from __future__ import annotations
 
-from sordino.codec.part import (
-    DEEPEST,
-    Foreign,
-    Part,
-    check_parts,
-    family_of,
-    foreign,
-    hides_values,
-    load_parts_file,
-    load_plugins,
-    named_failures,
-    nested_values,
-    package_of,
-    plugins_installed,
-)  # fmt: skip
-from sordino.codec.serialization import (
-    call,
-    check_keywords,
-    check_plain,
-    digest,
-    dump,
-    find_function,
-    function_origin,
-    nearest,
-    parse_setting,
-    put,
-    read,
-    read_options,
-    read_toml,
-    register_function,
-    to_json,
-    to_toml,
-)  # fmt: skip
-
-__all__ = [
-    "DEEPEST", "Foreign", "Part", "call", "check_keywords", "check_parts", "check_plain", "digest", "dump", "family_of",
-    "find_function", "foreign", "function_origin", "hides_values", "load_parts_file", "load_plugins", "named_failures",
-    "nearest", "nested_values", "package_of", "parse_setting", "plugins_installed", "put", "read", "read_options",
-    "read_toml", "register_function", "to_json", "to_toml",
-]  # fmt: skip
+from sordino.codec.part import DEEPEST as DEEPEST
+from sordino.codec.part import Foreign as Foreign
+from sordino.codec.part import Part as Part
+from sordino.codec.part import check_parts as check_parts
+from sordino.codec.part import family_of as family_of
+from sordino.codec.part import foreign as foreign
+from sordino.codec.part import hides_values as hides_values
+from sordino.codec.part import load_parts_file as load_parts_file
+from sordino.codec.part import load_plugins as load_plugins
+from sordino.codec.part import named_failures as named_failures
+from sordino.codec.part import nested_values as nested_values
+from sordino.codec.part import package_of as package_of
+from sordino.codec.part import plugins_installed as plugins_installed
+from sordino.codec.serialization import call as call
+from sordino.codec.serialization import check_keywords as check_keywords
+from sordino.codec.serialization import check_plain as check_plain
+from sordino.codec.serialization import digest as digest
+from sordino.codec.serialization import dump as dump
+from sordino.codec.serialization import find_function as find_function
+from sordino.codec.serialization import function_origin as function_origin
+from sordino.codec.serialization import nearest as nearest
+from sordino.codec.serialization import parse_setting as parse_setting
+from sordino.codec.serialization import put as put
+from sordino.codec.serialization import read as read
+from sordino.codec.serialization import read_options as read_options
+from sordino.codec.serialization import read_toml as read_toml
+from sordino.codec.serialization import register_function as register_function
+from sordino.codec.serialization import to_json as to_json
+from sordino.codec.serialization import to_toml as to_toml

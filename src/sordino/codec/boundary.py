@@ -76,9 +76,6 @@ def failure(error: BaseException) -> PartError | None:
     return named
 
 
-# ---- checks of results -----------------------------------------------------------------------------------------------
-
-
 def described(found: Any) -> str:
     """Describe a value by type and shape alone: its content may be private."""
     if hasattr(found, "shape") and hasattr(found, "dtype"):

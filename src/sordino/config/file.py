@@ -1,4 +1,8 @@
-"""A federation as one TOML file: the task, the plan (written out, or a recipe), privacy and run settings."""
+"""Configuration file of a run (TOML): task, plan (written out, or a recipe), privacy, run and federation settings.
+
+Called by `cli`, `runs`, `federation`, `tuning` and scripts. Values by silo name (`silos.NY = { epsilon = 1 }`,
+`sizes = { NY = 300, LA = 120 }`) become lists in the order of `[task] silos`; the data are then cut in that order.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,11 @@ from sordino import codec
 from sordino.accounting.calibration import Budget
 from sordino.accounting.delta import check_deltas, default_delta, silo_deltas
 from sordino.certificate.facts import OwnCode
-from sordino.config.sections import FederationSpec, PrivacySpec, RunSpec, SiloBudget, TaskSpec
+from sordino.config.sections import FederationSpec, PrivacySpec, RunSpec, SiloBudget, TaskSpec, check_names
 from sordino.data import datasets
-from sordino.data.clients import Clients, check_names, resolve_silo_names
-from sordino.data.partition import Natural
+from sordino.data.clients import Clients
 from sordino.data.program import PLAIN
+from sordino.data.records import Natural
 from sordino.engines.checks import check_layers
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
@@ -38,7 +42,7 @@ EXAMPLE = "see 'sordino recipes show dp_fed_ls'"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The whole file."""
+    """Configuration of a run: the whole file."""
 
     task: TaskSpec = field(default_factory=TaskSpec)
     plan: Plan
@@ -47,7 +51,18 @@ class Config:
     federation: FederationSpec | None = None
 
     def __post_init__(self) -> None:
-        check_deltas(self.plan, self.delta, self.deltas, self.privacy.allow_large_delta)
+        privacy, run = self.privacy, self.run
+        if (privacy.ledger is None) != (privacy.dataset is None):
+            found, lacks = ("ledger", "dataset") if privacy.dataset is None else ("dataset", "ledger")
+            raise ConfigError(f"{found} without {lacks} in [privacy]", "both or neither", f"add {lacks} = ...")
+        if privacy.selected is not None and privacy.limited:
+            raise ConfigError("the best of many trials under a budget in [privacy]", "trials that end by themselves")
+        for name, number in (("seed", run.seed), ("coins", run.coins or 0)):
+            if not -(2**63) <= number < 2**63:
+                raise ConfigError(f"{name} = {number}", "a whole number of at most 64 bits")
+        if run.eval_every < 1:
+            raise ConfigError(f"eval_every = {run.eval_every}", "at least 1", "1 evaluates after every round")
+        check_deltas(self.plan, self.delta, self.deltas, privacy.allow_large_delta)
         if self.federation is not None or self.task.silos or self.task.named:
             self._check_silos()
         released = self.plan.prepare
@@ -55,11 +70,11 @@ class Config:
         if asked != released and not isinstance(self.task.model, InMemoryModel):  # `parse` takes them from the columns
             found = f"columns that ask for {len(asked)} histograms, and a plan that releases other {len(released)}"
             raise ConfigError(found, "the same in both", "drop plan.prepare: it is taken from [task.options.columns]")
-        if self.run.train_metrics:
-            check_train_metrics(True, self.privacy.noise)
+        if run.train_metrics:
+            check_train_metrics(True, privacy.noise)
 
     def _check_silos(self) -> None:
-        """Silos have one order, the plan's: names of all of them, and no list of values whose order nobody states."""
+        """Refuse names of silos that are not the plan's clients, and lists of values without a stated order."""
         names, population, federation = self.task.silos, self.plan.clients.population, self.federation
         if names and len(names) != population:
             raise ConfigError(f"{len(names)} names of silos in a plan for {population}", "a name for every silo")
@@ -79,32 +94,30 @@ class Config:
 
     @property
     def delta(self) -> float:
-        """The delta that the certificate will state."""
-        given = self.privacy.delta
-        return default_delta(self.plan.units) if given is None else given
+        """Delta that the certificate will state."""
+        return default_delta(self.plan.units) if self.privacy.delta is None else self.privacy.delta
 
     @property
     def deltas(self) -> tuple[float, ...]:
-        """The delta of every silo, where each has its own: given, or by its size."""
+        """Delta of every silo, where each has its own: from the file, or by the silo's size."""
         if self.privacy.silos:
             return tuple(budget.delta for budget in self.budgets)
         return self.privacy.deltas or (silo_deltas(self.plan) if self.privacy.delta is None else ())
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
-        """Every silo's own, in the plan's order."""
-        reads, common = self.plan.local.reads, self.privacy.delta
-
-        def delta(silo: int, own: SiloBudget) -> float:
-            sizes = reads is not None and silo < self.plan.clients.population
-            by_size = default_delta(reads.size(silo) if sizes and reads is not None else self.plan.units)
-            return next(value for value in (own.delta, common, by_size) if value is not None)
-
-        return tuple(Budget(own.epsilon, delta(silo, own)) for silo, own in enumerate(self.privacy.silos))
+        """Budgets of the silos, in the plan's order."""
+        reads, common, population = self.plan.local.reads, self.privacy.delta, self.plan.clients.population
+        found = []
+        for silo, own in enumerate(self.privacy.silos):
+            units = self.plan.units if reads is None or silo >= population else reads.size(silo)
+            delta = own.delta if own.delta is not None else common
+            found.append(Budget(own.epsilon, default_delta(units) if delta is None else delta))
+        return tuple(found)
 
     @property
     def budget(self) -> Filter | None:
-        """The filter of `client_epsilon` and of the silos' own budgets, before any charge; None without a budget."""
+        """Filter of `client_epsilon` and of the silos' own budgets, before any charge; None without a budget."""
         limit = self.privacy.client_epsilon
         if limit is None and not self.privacy.silos:
             return None
@@ -113,29 +126,29 @@ class Config:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a certificate takes from this file beside the plan, delta and noise."""
+        """Entries of a certificate that come from this file, beside the plan, delta and noise."""
         known = {"deltas": self.deltas, "names": self.task.silos, "filtered": self.privacy.limited}
         given = {"given": self.task.model.certificate_entry} if isinstance(self.task.model, InMemoryModel) else {}
         return {**known, **given, "foreign": self.foreign, "selection": self.privacy.selected}
 
     def check_alone(self) -> None:
-        """Refuse what is the best of many trials: it was paid for with them, and to run it again is another release."""
+        """Refuse the best of many private trials: running its file again is another release, which is not accounted."""
         if self.privacy.selected is not None:
             found = "a file that holds the best of many private trials"
             raise ConfigError(found, "a file of one run", "drop [privacy.selected]: another run is another release")
 
     @property
     def streams(self) -> Streams:
-        """Where the coins of a run come from."""
+        """Random streams of a run: sampling, batches and noise."""
         return streams(self.privacy.noise, self.run.seed if self.run.coins is None else self.run.coins)
 
     @property
     def foreign(self) -> tuple[codec.Foreign, ...]:
-        """What is not Sordino's own in this file: parts of the plan, the model, the partition, the data set."""
+        """Third-party parts of the plan, the model, the partition and the data set."""
         return tuple(sorted({*codec.foreign(self), *datasets.foreign(self.task.dataset)}))
 
     def check_task(self) -> tuple[str, ...]:
-        """Refuse, before any data is read, what a run of this file would refuse; what its owner should know."""
+        """Refuse, before any data is read, what a run of this file would refuse; return notes for the data's owner."""
         if isinstance(self.task.model, InMemoryModel):
             return ()
         notes = self.look()
@@ -147,9 +160,8 @@ class Config:
         return notes
 
     def look(self) -> tuple[str, ...]:
-        """Notes for the data's owner, before a row is read; of own tables the files' names and headers are read."""
+        """Return notes for the data's owner, before a row is read; of own tables names and headers are read."""
         task = self.task
-        datasets.check_known(task.dataset, task.options)
         seen = datasets.preview(task.dataset, task.options)
         natural = task.partition is None or (isinstance(task.partition, Natural) and task.partition.clients is None)
         if natural and seen.names and task.silos:
@@ -160,7 +172,7 @@ class Config:
         return seen.notes
 
     def own_code(self) -> OwnCode | None:
-        """What is proved of model and loss; None where it takes the shape of a record, not known without the data."""
+        """Return the proof that units stay separate in model and loss; None where it needs the shape of a record."""
         made = self.trial_task()
         if made is not None:
             return made.program.of(self.plan.unit)
@@ -169,7 +181,7 @@ class Config:
         return OwnCode(BY_CONSTRUCTION, PLAIN) if ours and self.plan.unit == "client" else None
 
     def trial_task(self) -> Task | None:
-        """The model with made-up records, where their shape and classes are known without the data; else None."""
+        """Return a task with synthetic records, where their shape and classes are known without the data; else None."""
         spec = self.federation
         if isinstance(self.task.model, InMemoryModel):
             return None
@@ -186,29 +198,28 @@ class Config:
         return made
 
     def check_budget(self) -> None:
-        """Refuse a plan that must overspend a budget of its own file."""
+        """Refuse a plan that exceeds a budget of its own file."""
         budget = self.budget
         if budget is not None:
             check_affordable(self.plan, budget, self.task.silos)
 
     def build(self) -> Task:
-        """The task of this file."""
         return self.task.build(self.plan.clients.population, self.run.seed, self.run.metrics)
 
 
 def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
-    """Read a file, with single values changed (`recipe.lr=0.5`); every mistake in it is one sentence."""
+    """Read a configuration file, with single values changed (`recipe.lr=0.5`)."""
     table = codec.read_toml(path, EXAMPLE)
     return parse(overridden(table, dict(map(codec.parse_setting, changes))) if changes else table)
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """What a file says, before anything of it is understood."""
+    """Return the table of a configuration file, unchecked."""
     return codec.read_toml(path, EXAMPLE)
 
 
 def overridden(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with other values at some places; those of a plan that a recipe builds are changed in what it built."""
+    """Return the table with changed values; keys of a plan that a recipe builds are changed in the built plan."""
     known = ["recipe", *(part.name for part in fields(Config))]
     later = [key for key in changes if key.startswith("plan.") and "recipe" in table]
     data = dict(table)
@@ -221,8 +232,32 @@ def overridden(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     return data
 
 
+PER_SILO = {"recipe": ("sizes", "epsilons", "deltas", "noise_multipliers"), "privacy": ("silos", "deltas")}
+
+
+def resolve_silo_names(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with tables by silo name as lists, in the order of `[task] silos`, or sorted."""
+    data, tables = dict(table), dict[str, Mapping[str, Any]]()
+    open_tables = [(part, part, data[part]) for part in PER_SILO if isinstance(data.get(part), Mapping)]
+    for part, where, inside in open_tables:  # grows while it is read: tables at any depth
+        for key, value in inside.items():
+            if isinstance(value, Mapping) and key in PER_SILO[part]:
+                tables[f"{where}.{key}"] = value
+            elif isinstance(value, Mapping):
+                open_tables.append((part, f"{where}.{key}", value))
+    if not tables:
+        return data
+    task = dict(data["task"]) if isinstance(data.get("task"), Mapping) else {}
+    listed, first = task.get("silos"), next(iter(tables))
+    names = [str(name) for name in listed] if isinstance(listed, list) else sorted(tables[first])
+    for where, by_name in tables.items():
+        check_names(list(by_name), names, where, "[task] silos" if isinstance(listed, list) else first)
+        data = codec.put(data, where, [by_name[name] for name in names])
+    return data | {"task": {**task, "silos": names}}
+
+
 def parse(table: Mapping[str, Any]) -> Config:
-    """The configuration that a table describes; `[recipe]` stands for the plan it builds."""
+    """Build the configuration that a table describes; `[recipe]` stands for the plan it builds."""
     codec.check_plain(table)
     codec.load_plugins()
     data = resolve_silo_names(table)
@@ -248,7 +283,7 @@ def parse(table: Mapping[str, Any]) -> Config:
 
 
 def _with_budgets(recipe: Any, privacy: Mapping[str, Any]) -> Any:
-    """A recipe that asks for epsilons takes those of `[privacy] silos`, unless it has its own."""
+    """Return the table of recipe silo with the epsilons of `[privacy] silos`, unless it has its own."""
     if not isinstance(recipe, Mapping) or recipe.get("name") != "silo" or "epsilons" in recipe:
         return recipe
     budgets: tuple[SiloBudget, ...] = codec.read(tuple[SiloBudget, ...], privacy["silos"], "privacy.silos")
@@ -260,13 +295,17 @@ def _with_budgets(recipe: Any, privacy: Mapping[str, Any]) -> Any:
 
 
 def from_recipe(table: Any, prepare: tuple[Preparation, ...] = ()) -> Plan:
-    """`name` picks the function, the other keys are its arguments; one that solves for a budget is told `prepare`."""
+    """Build the plan of a recipe: `name` picks the function, the other keys are its arguments.
+
+    A recipe that solves for a budget is given the releases in `prepare`, which are part of the cost.
+    """
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
         raise ConfigError("[recipe] without a name", 'name = "..."', f"known: {', '.join(RECIPES)}")
     name = table["name"]
     if name not in RECIPES:
         raise ConfigError(f"recipe {name!r}", "a known recipe", codec.nearest(name, list(RECIPES)))
     arguments = {key: value for key, value in table.items() if key != "name"}
-    told = {"prepare": prepare} if prepare and "prepare" in inspect.signature(RECIPES[name]).parameters else {}
-    plan: Plan = codec.call(RECIPES[name], {**arguments, **told}, "recipe")
+    if prepare and "prepare" in inspect.signature(RECIPES[name]).parameters:
+        arguments["prepare"] = prepare
+    plan: Plan = codec.call(RECIPES[name], arguments, "recipe")
     return plan if plan.prepare == prepare else replace(plan, prepare=prepare)

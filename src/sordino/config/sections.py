@@ -1,4 +1,4 @@
-"""Sections [task], [privacy], [run] and [federation] of a configuration file, read by `config.file`."""
+"""Sections [task], [privacy], [run] and [federation] of a configuration file. Called by `config.file` and scripts."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from sordino import codec
 from sordino.accounting.composition import Selection
 from sordino.certificate.facts import Declared
-from sordino.codec import nearest
 from sordino.data import datasets
-from sordino.data.clients import Clients, Records, check_names
-from sordino.data.datasets import Dataset, declared_by, load, names_silos
-from sordino.data.initial_weights import load_initial
+from sordino.data.clients import Clients, Records
+from sordino.data.datasets import load
+from sordino.data.lineage import load_initial
 from sordino.data.metrics import LOWER, Metric
-from sordino.data.partition import Iid, Natural, Partitioner
 from sordino.data.program import Trust
+from sordino.data.records import Dataset, Iid, Ints, Natural, Partitioner
 from sordino.errors import ConfigError, DataError
 from sordino.models import Architecture, InMemoryModel, Logistic, build_seeded
 from sordino.parts.losses import CrossEntropy, Loss, Mse
@@ -32,7 +31,7 @@ from sordino.task import PublicSource, Task
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """Which data, cut how, and which model. Without a partition: the data's natural clients, else iid.
+    """Section [task]: data, partition and model. Without a partition: the data's natural clients, else iid.
 
     `init` is a safetensors file with the model's first weights. They are declared public by whoever writes this file:
     what they were trained on is not protected by the run, and the certificate says so, with the file's hash.
@@ -51,56 +50,52 @@ class TaskSpec:
 
     @property
     def preparations(self) -> tuple[Preparation, ...]:
-        """What must be released of the data's columns before the first round."""
+        """Histograms of the data's columns that must be released before the first round."""
         return datasets.preparations(self.dataset, self.options)
 
     @property
     def named(self) -> bool:
         """Whether the silos of this data have names, known without reading it."""
         natural = self.partition is None or isinstance(self.partition, Natural)
-        return natural and names_silos(self.dataset, self.options)
+        return natural and datasets.names_silos(self.dataset, self.options)
 
     def build(self, population: int, seed: int, metrics: tuple[Metric, ...] = ()) -> Task:
-        """Load the data, cut it, build the model; the randomness of the cut comes from the run's seed."""
+        """Load the data, cut it into clients, and build the model; all random draws follow from the run's seed."""
         if isinstance(self.model, InMemoryModel):
             raise self.model.missing()
         try:
             data = load(self.dataset, **self.options)
         except TypeError as error:  # a value of the wrong type, or a name that is not an option
             raise ConfigError(f"task.options = {self.options} ({error})", f"options of {self.dataset}") from None
-        clients = self._clients(data, population, seed)
-        model = build_seeded(self.model, data.x.shape[1:], data.classes or 1, seed)
-        model, init = (model, None) if self.init is None else load_initial(model, self.init)
-        test = Records(torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)) if len(data.test_y) else None
-        groups, names = (None, ()) if test is None or data.test_groups is None else _test_groups(data)
-        loss = self.loss or (CrossEntropy() if data.classes else Mse())
-        task = Task(
-            model, clients, test, loss, init=init, metrics=metrics, groups=groups, group_names=names,
-            waiting=data.waiting, source=self.source(labels=not clients.records.y.is_floating_point()),
-            own_code=self.own_code,
-        )  # fmt: skip
-        return task if self.half is None else self.half.of(task)
-
-    def source(self, labels: bool) -> PublicSource:
-        """Which rows of this data set are public and by whose word; `labels`: the number of classes is read off it."""
-        what, by = declared_by(self.dataset, self.options)
-        what = what if self.half is None else f"{what}, {self.half.words}"
-        values = datasets.declared_values(self.dataset, self.options, labels=labels)
-        return PublicSource(what, by, tuple(Declared(*one) for one in values))
-
-    def _clients(self, data: Dataset, population: int, seed: int) -> Clients:
         records = Records(torch.from_numpy(data.x), torch.from_numpy(data.y), lazy=data.offsets is not None)
         if data.offsets is not None:
             if self.partition is not None:
                 raise ConfigError("a partition of memory-mapped data", "none", "clients.npy says who holds which rows")
-            return Clients(records, np.arange(len(data.x), dtype=np.int64), data.offsets)
-        cut = self.partition or (Natural() if data.groups is not None else Iid(population))
-        groups = self._named_groups(data, cut) if self.silos else data.groups
-        split = cut.split(data.y, groups, Seeded(seed).at(0, "partition"))
-        return Clients(records, split.index, split.offsets, names=self.silos)
+            clients = Clients(records, np.arange(len(data.x), dtype=np.int64), data.offsets)
+        else:
+            cut = self.partition or (Natural() if data.groups is not None else Iid(population))
+            owners = self._groups(data, cut) if self.silos else data.groups
+            split = cut.split(data.y, owners, Seeded(seed).at(0, "partition"))
+            clients = Clients(records, split.index, split.offsets, names=self.silos)
+        model = build_seeded(self.model, data.x.shape[1:], data.classes or 1, seed)
+        model, init = (model, None) if self.init is None else load_initial(model, self.init)
+        test = Records(torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)) if len(data.test_y) else None
+        groups, names = (None, ()) if test is None or data.test_groups is None else _test_groups(data)
+        task = Task(
+            model, clients, test, self.loss or (CrossEntropy() if data.classes else Mse()), init=init, metrics=metrics,
+            groups=groups, group_names=names, waiting=data.waiting, own_code=self.own_code,
+            source=self.source(labels=not records.y.is_floating_point()),
+        )  # fmt: skip
+        return task if self.half is None else self.half.of(task)
 
-    def _named_groups(self, data: Dataset, cut: Partitioner) -> NDArray[np.int64]:
-        """The natural client of every record, counted in the order of `silos`."""
+    def source(self, labels: bool) -> PublicSource:
+        """Return which rows of the data set are public and who declares it; `labels`: targets are classes."""
+        rows, by, values = datasets.declarations(self.dataset, self.options, labels=labels)
+        rows = rows if self.half is None else f"{rows}, {self.half.words}"
+        return PublicSource(rows, by, tuple(Declared(*one) for one in values))
+
+    def _groups(self, data: Dataset, cut: Partitioner) -> Ints:
+        """Return the natural client of every record, counted in the order of `silos`."""
         if data.groups is None:
             raise ConfigError("names of silos, and data without natural silos", "a list without names")
         if not isinstance(cut, Natural) or cut.clients is not None or not data.names:
@@ -111,17 +106,29 @@ class TaskSpec:
 
 
 def _test_groups(data: Dataset) -> tuple[torch.Tensor, tuple[str, ...]]:
-    """The natural client of every test record, by name where clients have names: public, as the record is."""
+    """Return the natural client of every test record, and the clients' names or numbers: public, as the records are."""
     known = [] if data.groups is None else np.unique(data.groups).tolist()
     names = dict(zip(known, data.names, strict=False))
-    assert data.test_groups is not None
-    numbers, places = np.unique(data.test_groups, return_inverse=True)
+    numbers, places = np.unique(np.asarray(data.test_groups), return_inverse=True)
     return torch.from_numpy(places.reshape(-1)), tuple(names.get(number, str(number)) for number in numbers.tolist())
+
+
+def check_names(found: list[str], known: list[str], where: str, of: str) -> None:
+    """Refuse unknown, repeated and missing names of silos."""
+    twice = next((name for name in found if found.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"silo {twice!r} twice in {where}", "every silo once")
+    unknown = next((name for name in found if name not in known), None)
+    if unknown is not None:
+        raise ConfigError(f"silo {unknown!r} in {where}", f"a silo of {of}", codec.nearest(unknown, known))
+    missing = next((name for name in known if name not in found), None)
+    if missing is not None:
+        raise ConfigError(f"no silo {missing!r} in {where}", f"every silo of {of}", f"add {where}.{missing}")
 
 
 @dataclass(frozen=True)
 class SiloBudget:
-    """What one silo may spend; delta defaults to the file's, else to min(size^-1.1, 1e-3) of the silo."""
+    """Privacy budget of one silo; delta defaults to the file's, else to min(size^-1.1, 1e-3) of the silo."""
 
     epsilon: float
     delta: float | None = None
@@ -129,7 +136,7 @@ class SiloBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacySpec:
-    """delta (default min(population^-1.1, 1e-3)), where the noise comes from, and what one client may spend at most.
+    """Section [privacy]: delta (default min(population^-1.1, 1e-3)), source of the noise, budgets of clients and silos.
 
     `client_epsilon` stops the run before a round in which somebody would spend more, to one who sees the cohort.
     `silos` gives every silo its own budget and delta, by name, or in order where silos have no names; a round that
@@ -153,17 +160,13 @@ class PrivacySpec:
         """Whether a budget may end the run."""
         return self.client_epsilon is not None or bool(self.silos)
 
-    def __post_init__(self) -> None:
-        if (self.ledger is None) != (self.dataset is None):
-            found, lacks = ("ledger", "dataset") if self.dataset is None else ("dataset", "ledger")
-            raise ConfigError(f"{found} without {lacks} in [privacy]", "both or neither", f"add {lacks} = ...")
-        if self.selected is not None and (self.silos or self.client_epsilon is not None):
-            raise ConfigError("the best of many trials under a budget in [privacy]", "trials that end by themselves")
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """What does not change the guarantee. `coins` seeds a simulation's cohorts, batches and noise; default: `seed`."""
+    """Section [run]: settings that do not change the guarantee.
+
+    `coins` seeds a simulation's cohorts, batches and noise; by default `seed` does.
+    """
 
     seed: int = 0
     coins: int | None = None
@@ -172,17 +175,10 @@ class RunSpec:
     metrics: tuple[Metric, ...] = ()  # of the test records, beside loss and accuracy
     stop: EarlyStopping | None = None  # end early by public figures; all planned rounds are accounted
 
-    def __post_init__(self) -> None:
-        for name, number in (("seed", self.seed), ("coins", self.coins or 0)):
-            if not -(2**63) <= number < 2**63:
-                raise ConfigError(f"{name} = {number}", "a whole number of at most 64 bits")
-        if self.eval_every < 1:
-            raise ConfigError(f"eval_every = {self.eval_every}", "at least 1", "1 evaluates after every round")
-
 
 @dataclass(frozen=True, kw_only=True)
 class FederationSpec:
-    """Who takes part over a network; nothing of it changes the guarantee.
+    """Section [federation]: who takes part over a network; nothing of it changes the guarantee.
 
     `silos` are the names under which nodes are registered, in the order in which the plan counts its clients. A round
     of fewer than `quorum` reports (default: all that it asks) is asked again, `tries` times in all, each `timeout`
@@ -213,19 +209,18 @@ class FederationSpec:
             raise ConfigError(found, "from 1 to all of them")
 
 
-Part = Literal["validation", "test"]
 LEAST = 2  # rows of a part
 
 
 @dataclass(frozen=True)
 class HoldoutPart:
-    """Which part of the public test rows a run is judged by; `share` of them are validation.
+    """Part of the public test rows that a run is evaluated on; `share` of the rows are validation.
 
     A figure of rows that had a part in choosing is too good: the best of many looks better than it is. So a search sees
     `validation` alone, and the winner is reported on `test`. Who is in which part follows from a public seed.
     """
 
-    part: Part
+    part: Literal["validation", "test"]
     seed: int = 0
     share: float = 0.5
 
@@ -233,14 +228,14 @@ class HoldoutPart:
         if not 0 < self.share < 1:
             raise ConfigError(f"share = {self.share:g} of the test rows", "a share in (0, 1)", "0.5 cuts them in half")
 
-    def rows(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The places of this part among so many rows, in their order."""
+    def rows(self, count: int) -> Ints:
+        """Return the row numbers of this part among `count` rows, ascending."""
         order = Seeded(self.seed).at(0, "halves of the test rows").permutation(count)
         cut = round(self.share * count)
         return np.sort(order[:cut] if self.part == "validation" else order[cut:]).astype(np.int64)
 
     def of(self, task: Task) -> Task:
-        """The task, judged by the rows of this part."""
+        """Return the task with the rows of this part as its test rows."""
         test, groups = task.test, task.groups
         if test is None:
             fix = "name them in [task] options: test = ..., or public_test_fraction = 0.2"
@@ -254,7 +249,7 @@ class HoldoutPart:
 
     @property
     def words(self) -> str:
-        """Which rows these are."""
+        """Description of the part for a certificate."""
         return f"the {self.part} part, share {self.share:g}, public seed {self.seed}"
 
 
@@ -279,18 +274,14 @@ class EarlyStopping:
         if not 0 <= self.margin < float("inf"):
             raise ConfigError(f"margin = {self.margin} of early stopping", "0 or more")
 
-    @property
-    def falls(self) -> bool:
-        """Whether less is better."""
-        return self.metric in LOWER if self.lower is None else self.lower
-
     def ends(self, history: Iterable[Mapping[str, Any]]) -> int | None:
-        """The round after which the rule ends a run with this history; None: it does not."""
+        """Return the round after which the rule ends a run with this history, or None."""
         best, since = float("inf"), 0
+        sign = 1 if (self.metric in LOWER if self.lower is None else self.lower) else -1
         for line in history:
             if self.metric not in line:
                 continue
-            found = float(line[self.metric]) * (1 if self.falls else -1)
+            found = float(line[self.metric]) * sign
             since = 0 if found < best - self.margin else since + 1
             best = min(best, found)
             if since >= self.patience:
@@ -308,11 +299,11 @@ class EarlyStopping:
         """Refuse a metric that is not among the known ones."""
         if self.metric not in known:
             found = f"early stopping on {self.metric!r}"
-            raise ConfigError(found, "one of " + ", ".join(sorted(known)), nearest(self.metric, list(known)))
+            raise ConfigError(found, "one of " + ", ".join(sorted(known)), codec.nearest(self.metric, list(known)))
 
     @property
     def words(self) -> str:
-        """The sentence of a certificate on an early end."""
+        """Sentence of a certificate on an early end."""
         return (
             f"early stopping on public rows: {self.metric} was not better in {self.patience} evaluations; all planned "
             "rounds are accounted, for when to stop was read off released models"

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from sordino.data.clients import Records as Records
     from sordino.data.datasets import load as load
     from sordino.data.datasets import names as names
-    from sordino.data.partition import Partitioner as Partitioner
-    from sordino.data.partition import Split as Split
     from sordino.data.records import Dataset as Dataset
+    from sordino.data.records import Partitioner as Partitioner
+    from sordino.data.records import Split as Split
 
 __all__, __getattr__ = lazy.exports(__name__, __file__)

@@ -1,90 +1,206 @@
-"""Registry of data sets by name: `load("mnist")`, `add_dataset`. Nothing is read or downloaded before `load`."""
+"""Registry of data sets by name (`load("mnist")`, `add_dataset`), and readers of the user's own arrays.
+
+Called by the configuration, `cli` and scripts. Nothing is read or downloaded before `load`. The user's own arrays are:
+
+npz      x, y and, where present, test_x, test_y, groups, test_groups, classes; read whole.
+memmap   x.npy [n, ...] float32 or int64, y.npy [n] float32 or int64, clients.npy [population + 1] int64: client i holds
+         the rows clients[i] to clients[i + 1]. A round reads the rows of its cohort and no others; in memory are 8
+         bytes a client and a record. test_x.npy and test_y.npy are read whole, and checked.
+
+Every row of them is private unless the user declares it public: by another file (`test = "public.csv"`), by arrays
+called test_x and test_y, or by a share of the rows (`public_test_fraction = 0.2`). Else there is no test.
+"""
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sordino.codec import Foreign, nearest, package_of
-from sordino.data import arrays, images, shakespeare, tables, tabular
-from sordino.data.records import Dataset, check_dataset, select_records
-from sordino.data.tables import TablePreview
-from sordino.errors import ConfigError
+from sordino.data import images, records, shakespeare, tables, tabular
+from sordino.data.files import UNREADABLE, read_npz, regular_file
+from sordino.data.records import Array, Dataset
+from sordino.data.tables import Column, Paths, TablePreview
+from sordino.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from sordino.parts.mechanisms import Histogram
 
-__all__ = ["Dataset", "add_dataset", "declared_by", "descriptions", "foreign", "load", "names", "names_silos"]
+# ---- the user's own arrays -------------------------------------------------------------------------------------------
+
+
+def npz(
+    *, path: Paths, classes: int | None = None, test: Paths | None = None, public_test_fraction: float | None = None
+) -> Dataset:
+    """Read arrays x, y and, where present, test_x, test_y, groups, test_groups, classes.
+
+    Integer y are labels and float y are targets. The number of classes should be public: give `classes`, here or in the
+    file; without it, it is the largest label plus one. Test records are declared public: test_x and test_y, the x and y
+    of another file `test`, or a fixed `public_test_fraction` of the records. Without any of them there is no test.
+    """
+    with records.name_file(path):
+        arrays = read_npz(Path(path))
+        data = _from_arrays(arrays, classes)
+    own = {"test_x and test_y": arrays.get("test_x")}
+    records.check_public_source(path, test, public_test_fraction=public_test_fraction, **own)
+    if test is not None:
+        with records.name_file(test):
+            other = _from_arrays(read_npz(Path(test)), data.classes)
+        return replace(data, test_x=other.x, test_y=other.y)
+    return records.with_public_fraction(data, path, public_test_fraction)
+
+
+def _from_arrays(arrays: dict[str, Array], classes: int | None) -> Dataset:
+    for key in ("x", "y"):
+        if key not in arrays or not arrays[key].ndim:
+            raise DataError(f"no array {key}", "arrays x and y", f"save it with numpy.savez(path, {key}=...)")
+    if ("test_x" in arrays) != ("test_y" in arrays):
+        raise DataError("only one of test_x and test_y", "both or neither")
+    y, held = arrays["y"], arrays.get("classes")
+    if classes is None and held is not None:
+        if held.size != 1 or held.dtype.kind not in "iu":
+            raise DataError(f"classes of shape {held.shape}", "one whole number")
+        classes = int(held.item())
+    elif classes is None and y.dtype.kind in "iu" and y.size:
+        classes = int(y.max()) + 1
+    groups = {key: arrays[key] for key in ("groups", "test_groups") if key in arrays}
+    for key, values in groups.items():
+        if values.dtype.kind not in "iu" or values.ndim != 1:
+            raise DataError(f"{key} of type {values.dtype} and shape {values.shape}", "one integer per record")
+        groups[key] = records.int64(values, key)
+    names = tuple(str(value) for value in np.unique(groups["groups"])) if "groups" in groups else ()
+    classes = records.check_classes(classes)
+    data = records.without_test(arrays["x"], y, groups.get("groups"), classes, names)
+    if "test_x" not in arrays:
+        return data
+    return replace(data, test_x=arrays["test_x"], test_y=arrays["test_y"], test_groups=groups.get("test_groups"))
+
+
+PARTS = ("x", "y", "clients", "test_x", "test_y")
+_TYPES = (np.dtype(np.float32), np.dtype(np.int64))
+
+
+def memmap(*, path: str | Path, classes: int | None = None) -> Dataset:
+    """Return a folder's arrays, mapped into memory and not read yet; `classes` for labels, none for targets.
+
+    What is not read cannot be checked: a record that is not finite makes its client's update count as zero.
+    """
+    try:
+        folder = Path(path).expanduser()
+        tested = any((folder / f"test_{side}.npy").exists() for side in "xy")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(f"{str(path)!r}, which cannot be read ({error})", "the path of a folder") from None
+    arrays: dict[str, Array] = {}
+    for name in PARTS[: None if tested else 3]:
+        file = folder / f"{name}.npy"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of a header that an old Python wrote
+                arrays[name] = np.load(regular_file(file), mmap_mode="c", allow_pickle=False)  # copy on write
+        except UNREADABLE as error:
+            found = f"{file}, which cannot be read ({error})"
+            raise DataError(found, "an .npy file", "see sordino.data.datasets") from None
+    _check_memmap(arrays["x"], arrays["y"], arrays["clients"], classes, folder)
+    test_x, test_y = (np.array(arrays[f"test_{side}"]) if tested else np.array(arrays[side][:0]) for side in "xy")
+    offsets = np.array(arrays["clients"])
+    return Dataset(x=arrays["x"], y=arrays["y"], test_x=test_x, test_y=test_y, classes=classes, offsets=offsets)
+
+
+def _check_memmap(x: Array, y: Array, offsets: Array, classes: int | None, folder: Path) -> None:
+    if x.ndim < 2 or y.ndim != 1:
+        raise DataError(f"x of shape {x.shape} and y of shape {y.shape} in {folder}", "x [n, ...] and y [n]")
+    for name, array in (("x", x), ("y", y)):
+        if array.dtype not in _TYPES:
+            raise DataError(f"{name} of type {array.dtype} in {folder}", "float32 or int64", "convert it once")
+    if (classes is None) != (y.dtype == _TYPES[0]):
+        found = f"y of type {y.dtype} and classes = {classes}"
+        raise DataError(found, "int64 labels with classes, or float32 without")
+    whole = offsets.dtype == np.int64 and offsets.ndim == 1 and len(offsets) > 1
+    rising = whole and offsets[0] == 0 and offsets[-1] == len(x) and bool((np.diff(offsets) >= 0).all())
+    if not rising or len(y) != len(x):
+        found = f"clients.npy that does not cut the {len(x)} rows of x and {len(y)} of y in {folder}"
+        raise DataError(found, "int64 row numbers that rise from 0 to the number of rows")
+
+
+def write_memmap(
+    folder: Path, x: Array, y: Array, sizes: Array, test_x: Array | None = None, test_y: Array | None = None
+) -> None:
+    """Write arrays as `memmap` reads them: x and y in the order of their clients, `sizes` records per client."""
+    folder.mkdir(parents=True, exist_ok=True)
+    clients = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    for name, array in zip(PARTS, (x, y, clients, test_x, test_y), strict=True):
+        if array is not None:
+            np.save(folder / f"{name}.npy", array)
+
+
+# ---- registry --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A registered data set: its reader, description and licence."""
+    """A registered data set: its reader, description and licence; of a record the shape, and how many classes."""
 
     read: Callable[..., Dataset]
     description: str
     licence: str
+    shape: tuple[int, ...] | None = None  # None: known only once the data is read
+    classes: int = 0  # 0: a number is predicted
 
 
+_GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
+_UCI = "CC BY 4.0 (UCI)"
+_NIST = "public domain (NIST SD19)"
 _SETS = {
-    "digits": _Entry(tabular.digits, "1,797 handwritten digits, 8x8, bundled with scikit-learn", "CC BY 4.0 (UCI)"),
-    "breast_cancer": _Entry(tabular.breast_cancer, "569 tumours, 30 measurements, bundled", "CC BY 4.0 (UCI)"),
-    "diabetes": _Entry(tabular.diabetes, "442 patients, disease progression (regression), bundled", "public"),
-    "wine": _Entry(tabular.wine, "178 wines of 3 cultivars, 13 measurements, bundled", "CC BY 4.0 (UCI)"),
-    "mnist": _Entry(images.mnist, "70,000 handwritten digits, 28x28", "CC BY-SA 3.0 (as commonly listed)"),
+    "digits": _Entry(
+        tabular.digits, "1,797 handwritten digits, 8x8, bundled with scikit-learn", _UCI, (1, 8, 8), 10
+    ),
+    "breast_cancer": _Entry(tabular.breast_cancer, "569 tumours, 30 measurements, bundled", _UCI, (30,), 2),
+    "diabetes": _Entry(tabular.diabetes, "442 patients, disease progression (regression), bundled", "public", (10,)),
+    "wine": _Entry(tabular.wine, "178 wines of 3 cultivars, 13 measurements, bundled", _UCI, (13,), 3),
+    "mnist": _Entry(images.mnist, "70,000 handwritten digits, 28x28", "CC BY-SA 3.0 (as commonly listed)", _GREY, 10),
     "mnist_writers": _Entry(
-        images.mnist_writers, "MNIST with its 539 real writers as clients", "CC BY-SA 3.0; writers BSD-style (QMNIST)"
+        images.mnist_writers, "MNIST with its 539 real writers as clients", "CC BY-SA 3.0; writers BSD-style (QMNIST)",
+        _GREY, 10,
     ),
-    "fashion_mnist": _Entry(images.fashion_mnist, "70,000 pictures of clothes, 28x28", "MIT"),
-    "femnist": _Entry(
-        images.femnist, "LEAF FEMNIST, 62 characters, 105 real writers as clients", "public domain (NIST SD19)"
-    ),
-    "cifar10": _Entry(images.cifar10, "pictures of 10 kinds of objects, 3x32x32", "cite Krizhevsky 2009"),
-    "femnist_leaf": _Entry(
-        shakespeare.femnist_leaf, "LEAF FEMNIST whole, about 3,550 real writers as clients", "public domain (NIST SD19)"
-    ),
+    "fashion_mnist": _Entry(images.fashion_mnist, "70,000 pictures of clothes, 28x28", "MIT", _GREY, 10),
+    "femnist": _Entry(images.femnist, "LEAF FEMNIST, 62 characters, 105 real writers as clients", _NIST, _GREY, 62),
+    "cifar10": _Entry(images.cifar10, "pictures of 10 kinds of objects, 3x32x32", "cite Krizhevsky 2009", _COLOUR, 10),
+    "femnist_leaf": _Entry(shakespeare.femnist_leaf, "LEAF FEMNIST whole, about 3,550 real writers as clients", _NIST),
     "cifar100": _Entry(images.cifar100, "pictures of 100 kinds of objects, 3x32x32", "cite Krizhevsky 2009"),
-    "svhn": _Entry(images.svhn, "house numbers, 3x32x32; extra = true: 604,388 of them", "non-commercial use only"),
+    "svhn": _Entry(
+        images.svhn, "house numbers, 3x32x32; extra = true: 604,388 of them", "non-commercial use only", _COLOUR, 10
+    ),
     "emnist": _Entry(images.emnist, "handwritten characters, 28x28, six splits", "public domain (NIST)"),
-    "adult": _Entry(tabular.adult, "UCI Adult: income above 50,000 dollars", "CC BY 4.0"),
-    "insurance": _Entry(tabular.insurance, "1,338 yearly medical charges (regression)", "public domain / DbCL"),
-    "heart_disease": _Entry(tabular.heart_disease, "UCI heart disease, 4 hospitals as clients", "CC BY 4.0"),
+    "adult": _Entry(tabular.adult, "UCI Adult: income above 50,000 dollars", "CC BY 4.0", (104,), 2),
+    "insurance": _Entry(tabular.insurance, "1,338 yearly medical charges (regression)", "public domain / DbCL", (11,)),
+    "heart_disease": _Entry(tabular.heart_disease, "UCI heart disease, 4 hospitals as clients", "CC BY 4.0", (22,), 2),
     "lending_club": _Entry(
-        tabular.loans, "10,000 loans: interest rate from 10 numbers (regression)", "Lending Club public releases"
+        tabular.loans, "10,000 loans: interest rate from 10 numbers (regression)", "Lending Club public releases", (10,)
     ),
     "shakespeare": _Entry(
-        shakespeare.shakespeare,
-        "next character in Shakespeare, roles as clients",
+        shakespeare.shakespeare, "next character in Shakespeare, roles as clients",
         "free, non-commercial distribution only",
     ),
-    "npz": _Entry(arrays.npz, "your own arrays: path to an .npz with x and y", "yours"),
-    "memmap": _Entry(arrays.memmap, "your own large arrays: path to a folder of .npy files, read as needed", "yours"),
+    "npz": _Entry(npz, "your own arrays: path to an .npz with x and y", "yours"),
+    "memmap": _Entry(memmap, "your own large arrays: path to a folder of .npy files, read as needed", "yours"),
     "csv": _Entry(tables.table, "your own tables: a .csv, or one for every silo, and their target column", "yours"),
     "parquet": _Entry(tables.table, "the same of .parquet files (the extra `parquet`)", "yours"),
-}
+}  # fmt: skip
 _ALIASES = {"loans": "lending_club"}
 TABLES = ("csv", "parquet")
-_PICTURE, _COLOURS = (1, 28, 28), (3, 32, 32)
-_RECORDS: dict[str, tuple[tuple[int, ...], int]] = {  # shape of one record, and how many classes; 0: a number
-    **{"digits": ((1, 8, 8), 10), "breast_cancer": ((30,), 2), "diabetes": ((10,), 0), "wine": ((13,), 3)},
-    **{"mnist": (_PICTURE, 10), "mnist_writers": (_PICTURE, 10), "fashion_mnist": (_PICTURE, 10)},
-    **{"femnist": (_PICTURE, 62), "cifar10": (_COLOURS, 10), "svhn": (_COLOURS, 10), "adult": ((104,), 2)},
-    **{"insurance": ((11,), 0), "heart_disease": ((22,), 2), "lending_club": ((10,), 0)},
-}
+OWN = ("npz", "memmap", *TABLES)  # data sets of the user's own: no row of them is public unless declared
 
 
 def add_dataset(
-    name: str,
-    read: Callable[..., Dataset],
-    *,
-    description: str = "",
-    licence: str = "not stated",
-    shape: tuple[int, ...] | None = None,
-    classes: int = 0,
-) -> None:
+    name: str, read: Callable[..., Dataset], *, description: str = "", licence: str = "not stated",
+    shape: tuple[int, ...] | None = None, classes: int = 0,
+) -> None:  # fmt: skip
     """Register a data set: `read(**options)` returns it; its test records are public by your declaration.
 
     With the `shape` of one record and the number of `classes` (0: a number), `sordino plan` tries the model on it.
@@ -92,13 +208,11 @@ def add_dataset(
     known = _SETS.get(_ALIASES.get(name, name))
     if known is not None and (known.read.__module__, known.read.__qualname__) != (read.__module__, read.__qualname__):
         raise ConfigError(f"a second data set {name!r}", "a name of its own", f"{known.read.__module__} has this one")
-    _SETS[name] = _Entry(read, description, licence)
-    if shape is not None:
-        _RECORDS[name] = tuple(shape), classes
+    _SETS[name] = _Entry(read, description, licence, None if shape is None else tuple(shape), classes)
 
 
 def foreign(name: str) -> tuple[Foreign, ...]:
-    """The package that a registered data set comes from; empty for Sordino's own."""
+    """Return the package that a registered data set comes from; empty for Sordino's own."""
     entry = _SETS.get(_ALIASES.get(name, name))
     if entry is None or entry.read.__module__.startswith("sordino."):
         return ()
@@ -106,29 +220,26 @@ def foreign(name: str) -> tuple[Foreign, ...]:
 
 
 def record_of(name: str) -> tuple[tuple[int, ...], int] | None:
-    """Shape of one record and number of classes (0: a number), where they are known without reading anything."""
-    return _RECORDS.get(_ALIASES.get(name, name))
+    """Return shape and number of classes (0: a number) of a record, where they are known without reading anything."""
+    entry = _SETS.get(_ALIASES.get(name, name))
+    return None if entry is None or entry.shape is None else (entry.shape, entry.classes)
 
 
 def names() -> list[str]:
-    """The names that `load` knows."""
+    """Return the names that `load` knows."""
     return list(_SETS)
 
 
 def descriptions() -> dict[str, str]:
-    """One line for each name."""
+    """Return one line for each name."""
     return {name: entry.description for name, entry in _SETS.items()}
 
 
 def load(
-    name: str = "digits",
-    *,
-    train: int | None = None,
-    test: int | str | Path | None = None,
-    validation: bool = False,
+    name: str = "digits", *, train: int | None = None, test: int | Paths | None = None, validation: bool = False,
     **options: Any,
-) -> Dataset:
-    """A data set, checked: finite, of matching lengths, labels in range.
+) -> Dataset:  # fmt: skip
+    """Load a data set and check it: finite, of matching lengths, labels in range.
 
     `train` and `test` keep the first records of each part (sets with groups may be ordered by group). With `validation`
     the test part is the training records after the first `train`: `load("mnist", train=50000, validation=True)` is
@@ -138,16 +249,11 @@ def load(
         options, test = {**options, "test": test}, None
     name, entry = _known(name, options, validation)
     data = replace(entry.read(**options), name=name, description=entry.description, licence=entry.licence)
-    return check_dataset(select_records(data, train, test, validation))
+    return records.select_records(data, train, test, validation)
 
 
-def check_known(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse, without reading anything, a name or options that `load` would refuse."""
-    counted = {"train", "validation"} | ({"test"} if not isinstance(options.get("test"), str | Path) else set())
-    _known(name, {key: options[key] for key in options if key not in counted}, options.get("validation") is True)
-
-
-def _known(name: str, options: dict[str, Any], validation: bool) -> tuple[str, _Entry]:
+def _known(name: str, options: Mapping[str, Any], validation: bool) -> tuple[str, _Entry]:
+    """Return name and entry of a data set; refuse, without reading anything, an unknown name and wrong options."""
     name = _ALIASES.get(name, name)
     if name not in _SETS:
         raise ConfigError(f"unknown data set {name!r}", "one of " + ", ".join(_SETS), nearest(name, list(_SETS)))
@@ -162,53 +268,63 @@ def _known(name: str, options: dict[str, Any], validation: bool) -> tuple[str, _
     for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
             raise ConfigError(f"data set {name} without {option}", f"the option {option}")
-    if validation and name in arrays.NAMES:
+    if validation and name in OWN:
         fix = "name a file, test = ..., or say public_test_fraction = 0.2"
         raise ConfigError(f"validation = true of {name}, whose rows are private", "rows that may be public", fix)
     return name, _SETS[name]
 
 
+# ---- what is known before a row is read ------------------------------------------------------------------------------
+
+
 def names_silos(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether the natural clients of a data set have names: a column of a table, files, or hospitals."""
+    """Return whether the natural clients of a data set have names: a column of a table, files, or hospitals."""
     return name == "heart_disease" or (name in TABLES and bool(options.get("groups") or options.get("files")))
 
 
 def preview(name: str, options: Mapping[str, Any]) -> TablePreview:
-    """Silo names and notes of a data set before a row is read.
+    """Return silo names and notes of a data set, and refuse what `load` would refuse, before a row is read.
 
     For own tables the names and headers of existing files are read; what a run would refuse by them is refused.
     """
+    named = isinstance(options.get("test"), str | Path)  # a file; else a number of test records
+    counts = ("train", "validation", *(() if named else ("test",)))
+    own = {key: value for key, value in options.items() if key not in counts}
+    _known(name, own, options.get("validation") is True)
     if name in TABLES:
-        return tables.preview(
-            {key: value for key, value in options.items() if key != "test" or isinstance(value, str | Path)}
-        )
-    return TablePreview(tuple(tabular.HOSPITALS) if name == "heart_disease" and not options else (), ())
+        return tables.preview(own)
+    return TablePreview(tuple(tabular.HOSPITALS) if name == "heart_disease" and not options else ())
 
 
 def preparations(name: str, options: Mapping[str, Any]) -> tuple[Histogram, ...]:
-    """The noised histograms that must be released before the data can be scaled."""
+    """Return the noised histograms that must be released before the data can be scaled."""
     return tables.preparations(options) if name in TABLES else ()
 
 
-def declared_values(name: str, options: Mapping[str, Any], *, labels: bool) -> tuple[tuple[int, str, str], ...]:
-    """Public values that encode records: (how many, of what, who declares them); `labels`: targets are classes."""
-    if name in TABLES:
-        return tables.declared_values(options)
-    if name in arrays.NAMES and labels and "classes" not in options:
-        return ((1, "number of classes", "the file: its own, or the largest label in it"),)
-    return ()
+def declarations(
+    name: str, options: Mapping[str, Any], *, labels: bool
+) -> tuple[str, str, tuple[tuple[int, str, str], ...]]:
+    """Return the name of the public test records, who declares them public, and the public values of the encoding.
 
-
-def declared_by(name: str, options: Mapping[str, Any]) -> tuple[str, str]:
-    """Name of the public test records, and who declares them public: the publisher, or the user for own files."""
+    The publisher declares them, or the user for own files. The values are (how many, of what, who declares them);
+    `labels`: targets are classes.
+    """
     name = _ALIASES.get(name, name)
-    if name not in arrays.NAMES:
+    if name not in OWN:
         publisher = [f"the package {part.package}" for part in foreign(name)] or ["the publisher of the data set"]
-        return f"test rows of {name}", publisher[0]
+        return f"test rows of {name}", publisher[0], ()
+    values: tuple[tuple[int, str, str], ...] = ()
+    if name in TABLES:
+        columns = tables.column_declarations(options.get("columns"), options.get("ranges")).values()
+        count = sum(column != Column(histogram=column.histogram) for column in columns)
+        by = "the configuration: [task.options.columns]"
+        values = ((count, "ranges, categories and constants of columns", by),) if count else ()
+    elif labels and "classes" not in options:
+        values = ((1, "number of classes", "the file: its own, or the largest label in it"),)
     file = Path(str(options.get("path") or options.get("files", ""))).name
     if isinstance(options.get("test"), str | Path):
-        return f"rows of {Path(options['test']).name}", "the configuration: test names the file"
+        return f"rows of {Path(options['test']).name}", "the configuration: test names the file", values
     if "public_test_fraction" in options:
-        share = options["public_test_fraction"]
-        return f"test rows of {file}", f"the configuration: public_test_fraction = {share}"
-    return f"test rows of {file}", "the data: they are called test_x and test_y"
+        by = f"the configuration: public_test_fraction = {options['public_test_fraction']}"
+        return f"test rows of {file}", by, values
+    return f"test rows of {file}", "the data: they are called test_x and test_y", values

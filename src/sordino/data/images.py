@@ -1,7 +1,7 @@
 """Image data sets: MNIST (and by writer), Fashion-MNIST, FEMNIST, EMNIST, CIFAR-10/100, SVHN. Called by `datasets`.
 
 Archives are read in memory: nothing is unpacked to a path that they name, and none of their pickles can run code.
-Pixels are uint8 here; `check_dataset` divides by 255.
+Pixels are uint8 here; `check_records` divides by 255.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sordino.data.downloads import GZIP, Source, find, read
+from sordino.data.files import GZIP, Source, find_source, read_source
 from sordino.data.records import Array, Dataset, Ints
 from sordino.data.shakespeare import FOLDER, HOW, femnist_leaf, leaf_folder
 from sordino.errors import DataError
@@ -27,7 +27,7 @@ _TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
 
 
 def idx(content: bytes) -> Array:
-    """An array in the idx format, packed or not: two zero bytes, type, number of axes, their lengths, the values."""
+    """Parse an array in the idx format, packed or not: two zero bytes, type, number of axes, their lengths, values."""
     raw = gzip.decompress(content) if content[:2] == GZIP else content
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _TYPES:
         raise DataError("a file that is not idx", "the idx header of unsigned bytes or 32-bit integers")
@@ -49,29 +49,22 @@ SVHN = {
     "test": _source("svhn", _HOUSE_NUMBERS, "test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
     "extra": _source("svhn", _HOUSE_NUMBERS, "extra_32x32.mat", "a93ce644f1a588dc4d68dda5feec44a7"),
 }
-EMNIST = _source(
-    "emnist", "https://biometrics.nist.gov/cs_links/EMNIST/", "gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"
-)
-Split = Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"]
-EMNIST_CLASSES: dict[str, int] = {
-    "balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10,
-}  # fmt: skip
+_NIST = "https://biometrics.nist.gov/cs_links/EMNIST/"
+EMNIST = _source("emnist", _NIST, "gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e")
+EMNIST_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
 MOST = 1 << 31  # bytes that one member of an archive may unpack to
 
 
-# ---- CIFAR -----------------------------------------------------------------------------------------------------------
-
-
 def cifar10_archive() -> Dataset:
-    """All 50,000 pictures of ten kinds of objects, in the canonical order."""
+    """Load all 50,000 pictures of ten kinds of objects, in the canonical order."""
     names = [f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)]
-    return _cifar(read(CIFAR10), names, "cifar-10-batches-py/test_batch", b"labels", 10)
+    return _cifar(read_source(CIFAR10), names, "cifar-10-batches-py/test_batch", b"labels", 10)
 
 
 def cifar100(*, coarse: bool = False) -> Dataset:
-    """50,000 pictures of a hundred kinds of objects; `coarse`: their twenty superclasses."""
+    """Load 50,000 pictures of a hundred kinds of objects; `coarse`: their twenty superclasses."""
     labels, classes = (b"coarse_labels", 20) if coarse else (b"fine_labels", 100)
-    return _cifar(read(CIFAR100), ["cifar-100-python/train"], "cifar-100-python/test", labels, classes)
+    return _cifar(read_source(CIFAR100), ["cifar-100-python/train"], "cifar-100-python/test", labels, classes)
 
 
 def _cifar(packed: bytes, train: list[str], test: str, labels: bytes, classes: int) -> Dataset:
@@ -94,8 +87,7 @@ def _batch(tar: tarfile.TarFile, name: str, labels: bytes) -> tuple[Array, Ints]
 
 
 def _dtype(spec: str | bytes, *_: Any) -> np.dtype[Any]:
-    """np.dtype as old pickles call it: dtype("u1", 0, 1)."""
-    return np.dtype(spec.decode() if isinstance(spec, bytes) else spec, copy=True)
+    return np.dtype(spec.decode() if isinstance(spec, bytes) else spec, copy=True)  # old pickles: dtype("u1", 0, 1)
 
 
 class ArraysOnly(pickle.Unpickler):
@@ -110,19 +102,16 @@ class ArraysOnly(pickle.Unpickler):
         return known[f"{module} {name}"]
 
 
-# ---- SVHN ------------------------------------------------------------------------------------------------------------
-
-
 def svhn(*, extra: bool = False) -> Dataset:
-    """73,257 house numbers, a digit each; with `extra` the 531,131 easier ones behind them, 604,388 as in paper 000."""
-    parts = [_mat(read(SVHN[name])) for name in ("train", *(["extra"] if extra else []))]
-    test_x, test_y = _mat(read(SVHN["test"]))
+    """Load 73,257 house numbers, a digit each; `extra` appends the 531,131 easier ones, 604,388 as in paper 000."""
+    parts = [_mat(read_source(SVHN[name])) for name in ("train", *(["extra"] if extra else []))]
+    test_x, test_y = _mat(read_source(SVHN["test"]))
     x, y = (np.concatenate(side) for side in zip(*parts, strict=True))
     return Dataset(x=x, y=y, test_x=test_x, test_y=test_y, classes=10)
 
 
 def _mat(content: bytes) -> tuple[Array, Ints]:
-    """X [32, 32, 3, n] and y [n, 1] of a MATLAB 5 file; the digit 0 is written 10."""
+    """Parse X [32, 32, 3, n] and y [n, 1] of a MATLAB 5 file, in which the digit 0 is written 10."""
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
@@ -138,18 +127,16 @@ def _mat(content: bytes) -> tuple[Array, Ints]:
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y % 10
 
 
-# ---- EMNIST ----------------------------------------------------------------------------------------------------------
+def emnist(*, split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = "balanced") -> Dataset:
+    """Load handwritten characters, 28x28, in one of six splits.
 
-
-def emnist(*, split: Split = "balanced") -> Dataset:
-    """Handwritten characters, 28x28: balanced (47 classes), byclass (62), bymerge (47), letters (26), digits, mnist.
-
+    The splits are balanced (47 classes), byclass (62), bymerge (47), letters (26), digits (10) and mnist (10).
     NIST stores the images turned over their diagonal, and counts letters from 1: both are undone here.
     """
     if split not in EMNIST_CLASSES:
         raise DataError(f"split = {split!r}", "one of " + ", ".join(EMNIST_CLASSES))
     try:
-        with zipfile.ZipFile(io.BytesIO(read(EMNIST))) as held:
+        with zipfile.ZipFile(io.BytesIO(read_source(EMNIST))) as held:
             x, y = _emnist_part(held, split, "train")
             test_x, test_y = _emnist_part(held, split, "test")
     except (zipfile.BadZipFile, KeyError, EOFError, OSError, zlib.error, NotImplementedError, RuntimeError) as error:
@@ -158,73 +145,46 @@ def emnist(*, split: Split = "balanced") -> Dataset:
 
 
 def _emnist_part(held: zipfile.ZipFile, split: str, part: str) -> tuple[Array, Ints]:
-    images, labels = (
-        idx(_member(held, f"gzip/emnist-{split}-{part}-{name}-ubyte.gz")) for name in ("images-idx3", "labels-idx1")
-    )
-    first = 1 if split == "letters" else 0
-    return np.ascontiguousarray(images.transpose(0, 2, 1))[:, None], labels.astype(np.int64) - first
-
-
-def _member(held: zipfile.ZipFile, name: str) -> bytes:
-    """One packed member, if its unpacked size is within the limit."""
-    packed = held.read(name)
-    with gzip.open(io.BytesIO(packed)) as unpacked:
-        if len(unpacked.read(MOST + 1)) > MOST:
+    arrays = []
+    for side in ("images-idx3", "labels-idx1"):
+        name = f"gzip/emnist-{split}-{part}-{side}-ubyte.gz"
+        with gzip.open(io.BytesIO(held.read(name))) as packed:
+            content = packed.read(MOST + 1)
+        if len(content) > MOST:
             raise DataError(f"{name}, which unpacks to more than {MOST:,} bytes", "the canonical archive")
-    return packed
+        arrays.append(idx(content))
+    first = 1 if split == "letters" else 0
+    return np.ascontiguousarray(arrays[0].transpose(0, 2, 1))[:, None], arrays[1].astype(np.int64) - first
 
 
-# ---- MNIST and the data sets in its format ---------------------------------------------------------------------------
-
-_FILES = (
-    "train-images-idx3-ubyte.gz",
-    "train-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-)
+_FILES = [f"{part}-{side}-ubyte.gz" for part in ("train", "t10k") for side in ("images-idx3", "labels-idx1")]
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 _QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
 
 
-def _four(folder: str, base: str, sums: tuple[str, ...], inside: tuple[str, ...]) -> tuple[Source, ...]:
-    """`sums` are the publisher's, of the packed files; `inside` those of the bytes in them."""
-    found = zip(_FILES, sums, inside, strict=True)
-    return tuple(Source(f"{folder}/{f}", f"md5:{s}", base + f, unpacked=f"sha256:{i}") for f, s, i in found)
+def _four(folder: str, base: str, sums: dict[str, str]) -> tuple[Source, ...]:
+    """Return the four files of a data set; `sums` maps the publisher's MD5 of a packed file to the SHA-256 inside."""
+    found = zip(_FILES, sums.items(), strict=True)
+    return tuple(Source(f"{folder}/{f}", f"md5:{s}", base + f, unpacked=f"sha256:{i}") for f, (s, i) in found)
 
 
 MNIST = _four(
-    "mnist",
-    _MNIST,
-    (
-        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-        "d53e105ee54ea40749a09fcbcd1e9432",
-        "9fb629c4189551a2d022fa330f9573f3",
-        "ec29112dd5afa0611ce80d1b7f02629c",
-    ),
-    (
-        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-    ),
-)
+    "mnist", _MNIST, {
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "d53e105ee54ea40749a09fcbcd1e9432": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "9fb629c4189551a2d022fa330f9573f3": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "ec29112dd5afa0611ce80d1b7f02629c": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    },
+)  # fmt: skip
 FASHION_MNIST = _four(
-    "fashion_mnist",
-    _FASHION,
-    (
-        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "25c81989df183df01b3e8a0aad5dffbe",
-        "bef4ecab320f06d8554ea6380940ec79",
-        "bb300cfdad3c16e7a12a480ee83cd310",
-    ),
-    (
-        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-    ),
-)
+    "fashion_mnist", _FASHION, {
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "25c81989df183df01b3e8a0aad5dffbe": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "bef4ecab320f06d8554ea6380940ec79": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "bb300cfdad3c16e7a12a480ee83cd310": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    },
+)  # fmt: skip
 WRITERS = Source("mnist/mnist_writers.npz", "sha256:b779726f22dba99b6b69afac5e362a6aee1cae9ad0c97ae003d166ed35d8fdb0")
 QMNIST = (
     _source("mnist", _QMNIST, "qmnist-train-labels-idx2-int.gz", "0058f8dd561b90ffdd0f734c6a30e5e4"),
@@ -244,75 +204,69 @@ CIFAR10_SHEETS = (  # two of training images, one of test images
 
 
 def mnist(standard: bool = False) -> Dataset:
-    """Handwritten digits, in the canonical order; `standard`: (x - 0.1307) / 0.3081, the published constants."""
+    """Load handwritten digits, in the canonical order; `standard`: (x - 0.1307) / 0.3081, the published constants."""
     data = _from_idx(MNIST)
-    return replace(data, x=_standard(data.x), test_x=_standard(data.test_x)) if standard else data
-
-
-def _standard(pixels: Array) -> Array:
-    return (pixels.astype(np.float32) / np.float32(255) - np.float32(0.1307)) / np.float32(0.3081)
+    if not standard:
+        return data
+    x, test_x = (side.astype(np.float32) / np.float32(255) for side in (data.x, data.test_x))
+    mean, std = np.float32(0.1307), np.float32(0.3081)
+    return replace(data, x=(x - mean) / std, test_x=(test_x - mean) / std)
 
 
 def fashion_mnist() -> Dataset:
-    """Ten kinds of clothes, in the canonical order."""
+    """Load ten kinds of clothes, in the canonical order."""
     return _from_idx(FASHION_MNIST)
 
 
 def _from_idx(sources: tuple[Source, ...]) -> Dataset:
-    x, y, test_x, test_y = (idx(read(source)) for source in sources)
+    x, y, test_x, test_y = (idx(read_source(source)) for source in sources)
     return Dataset(x=x[:, None], y=y, test_x=test_x[:, None], test_y=test_y, classes=10)
 
 
 def mnist_writers() -> Dataset:
-    """MNIST with the NIST writer of every image as its group; test writers are other people."""
-    train, test = _writer_numbers()
+    """Load MNIST with the NIST writer of every image as its group; test writers are other people.
+
+    The writers are in a packed file where there is one, else in the third column of QMNIST's labels.
+    """
+    if find_source(WRITERS):
+        with np.load(io.BytesIO(read_source(WRITERS))) as file:
+            train, test = file["writer_train"], file["writer_test"]
+    else:
+        train, test = (idx(read_source(source))[:, 2] for source in QMNIST)
+        test = test[:10_000]  # QMNIST's first 10,000 test images are MNIST's
     groups = np.unique(train, return_inverse=True)[1].astype(np.int64)
     test_groups = np.unique(test, return_inverse=True)[1].astype(np.int64) + groups.max() + 1
     return replace(_from_idx(MNIST), groups=groups, test_groups=test_groups)
 
 
-def _writer_numbers() -> tuple[Array, Array]:
-    """NIST's writer of each training and test image: the packed file where there is one, else QMNIST's third column."""
-    if find(WRITERS):
-        with np.load(io.BytesIO(read(WRITERS))) as file:
-            return file["writer_train"], file["writer_test"]
-    train, test = (idx(read(source)) for source in QMNIST)
-    return train[:, 2], test[:10_000, 2]  # QMNIST's first 10,000 test images are MNIST's
-
-
 def femnist() -> Dataset:
-    """62 handwritten characters; the groups are the writers, each with training and test images. White is 1.
+    """Load 62 handwritten characters; the groups are the writers, each with training and test images. White is 1.
 
     The packed subset of 105 writers where the data folder has it; else as many writers, by name, of LEAF's own files
     (other writers, and another split: figures come near, not out the same).
     """
-    if find(FEMNIST) is None and leaf_folder() is not None:
+    if find_source(FEMNIST) is None and leaf_folder() is not None:
         return femnist_leaf(writers=105, least=100)
-    with np.load(io.BytesIO(read(FEMNIST))) as file:
-        return Dataset(
-            x=file["x_train"][:, None],
-            y=file["y_train"],
-            test_x=file["x_test"][:, None],
-            test_y=file["y_test"],
-            groups=file["writer_train"].astype(np.int64),
-            test_groups=file["writer_test"].astype(np.int64),
-            classes=62,
-        )
+    with np.load(io.BytesIO(read_source(FEMNIST))) as file:
+        x, test_x = file["x_train"][:, None], file["x_test"][:, None]
+        groups, test_groups = (file[f"writer_{part}"].astype(np.int64) for part in ("train", "test"))
+        y, test_y = file["y_train"], file["y_test"]
+    return Dataset(x=x, y=y, test_x=test_x, test_y=test_y, groups=groups, test_groups=test_groups, classes=62)
 
 
 def cifar10() -> Dataset:
-    """Ten kinds of objects, canonical order: the first 20,000 where the data folder has sheets, else all 50,000."""
-    if not find(CIFAR10_LABELS):
+    """Load ten kinds of objects, canonical order: the first 20,000 if the data folder has sheets, else all 50,000."""
+    if not find_source(CIFAR10_LABELS):
         return cifar10_archive()
-    with np.load(io.BytesIO(read(CIFAR10_LABELS))) as file:
+    with np.load(io.BytesIO(read_source(CIFAR10_LABELS))) as file:
         y, test_y = file["y_train"], file["y_test"]
-    *train, test_x = (_tiles(read(sheet)) for sheet in CIFAR10_SHEETS)
+    *train, test_x = (_tiles(read_source(sheet)) for sheet in CIFAR10_SHEETS)
     x = np.concatenate(train)
     return Dataset(x=x, y=y[: len(x)], test_x=test_x, test_y=test_y, classes=10)
 
 
 def _tiles(webp: bytes) -> Array:
-    """The 100x100 images of a sheet, [10000, 3, 32, 32]."""
+    """Return the 100x100 images of a sheet, [10000, 3, 32, 32]."""
     from PIL import Image
 
     with Image.open(io.BytesIO(webp)) as image:

@@ -1,14 +1,16 @@
-"""Earlier runs behind a module's weights, so that further training reports what all of them cost together.
+"""Public weights of a model: files of initial weights, frozen parameters, and the earlier runs behind them.
 
-A trained module carries its runs in an attribute, which deepcopy and pickle keep and state_dict does not show. Within
-one process every released tensor is identified by its hash, so weights that went through a state_dict, or into a larger
-model, are recognised too. model.safetensors has the runs in its metadata, and certificate.json beside it exactly.
-Nothing here is private: hashes are of released weights; the hash of the data has a key (`DataMark`). Called by
-`training`, `dpsgd` and `initial_weights`.
+Further training reports what all earlier runs cost together. A trained module carries its runs in an attribute, which
+deepcopy and pickle keep and state_dict does not show. Within one process every released tensor is identified by its
+hash, so weights that went through a state_dict, or into a larger model, are recognised too. model.safetensors has the
+runs in its metadata, and certificate.json beside it exactly. Nothing here is private: hashes are of released weights;
+the hash of the data has a key (`DataMark`). What initial or frozen weights were trained on is not protected by the run:
+they are public by the user's declaration, and the certificate names their hash. Called by `task`, `training`, `dpsgd`.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import hmac
 import json
@@ -20,24 +22,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
 from sordino import codec
 from sordino.certificate.earlier_runs import EarlierRun, of_certificate
+from sordino.certificate.facts import FROZEN, Declared
 from sordino.errors import DataError, UserError
 
-_ROWS = 4096  # of long tables so many rows are read, evenly spaced from one that the key chooses
+_ROWS = 4096  # rows of a long table that are hashed, evenly spaced from one that the key chooses
 ATTRIBUTE = "sordino_runs"  # of a module
 FILE_KEY = "sordino_runs"  # of a safetensors file's metadata
 IN_PROCESS, IN_FILE, BESIDE = "this process", "the weights' file, as planned", "certificate.json beside the weights"
-SMALLEST = 4  # numbers of a tensor that is known again by its hash
+SMALLEST = 4  # numbers in the smallest tensor that is identified by its hash
 Runs = tuple[EarlierRun, ...]  # the oldest first; the last has made the weights
 
 
 def keyed_hash(key: str, *tensors: Tensor) -> str:
-    """HMAC of types, shapes and all bytes of tensors."""
+    """Return the HMAC-SHA256 of types, shapes and all bytes of tensors."""
     found = hmac.new(bytes.fromhex(key), digestmod=hashlib.sha256)
     for tensor in tensors:
         found.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
@@ -48,7 +53,7 @@ def keyed_hash(key: str, *tensors: Tensor) -> str:
 
 
 def sampled_hash(key: str, x: Tensor, y: Tensor) -> str:
-    """HMAC of a short table, or of the length and evenly spaced rows of a long one."""
+    """Return the HMAC of a short table, or of the length and evenly spaced rows of a long one."""
     if len(x) <= _ROWS:
         return keyed_hash(key, x, y)
     start = int.from_bytes(hmac.digest(bytes.fromhex(key), b"rows", "sha256"), "little") % len(x)
@@ -64,17 +69,87 @@ class DataMark:
     digest: str
     sampled: bool = True
 
-    @classmethod
-    def of(cls, x: Tensor, y: Tensor) -> DataMark:
-        key = secrets.token_hex(32)
-        return cls(key, sampled_hash(key, x, y))
-
     def matches(self, records: Sequence[Tensor]) -> bool:
-        """Whether x and y are the hashed records."""
-        if len(records) != 2:
-            return False
-        x, y = records
-        return self.digest == (sampled_hash if self.sampled else keyed_hash)(self.key, x, y)
+        """Return whether x and y are the hashed records."""
+        return len(records) == 2 and self.digest == (sampled_hash if self.sampled else keyed_hash)(self.key, *records)
+
+
+def tensor_hashes(model: nn.Module) -> dict[str, str]:
+    """Return the SHA-256 of every floating tensor that is large enough to be identified by it."""
+    every = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    wide = {name: held for name, held in every.items() if held.is_floating_point() and held.numel() >= SMALLEST}
+    return {name: _sha256(f"{held.dtype} {list(held.shape)} ", held).hexdigest() for name, held in wide.items()}
+
+
+def _sha256(title: str, tensor: Tensor, found: Any = None) -> Any:
+    """Add a title and the bytes of a tensor to a SHA-256."""
+    found = hashlib.sha256() if found is None else found
+    found.update(title.encode())
+    found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found
+
+
+FIX = "save them with safetensors.torch.save_file(model.state_dict(), path)"
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """File of a model's initial weights; what they were trained on, only its owner knows."""
+
+    file: str
+    sha256: str
+    numbers: int
+    earlier: Runs = ()  # runs that the file, or its folder, says that it comes from
+
+
+def declared_frozen(model: nn.Module) -> tuple[Declared, ...]:
+    """Return the certificate's entry for frozen parameters: how many numbers, and the SHA-256 of names and values."""
+    fixed = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
+    found, count = hashlib.sha256(), sum(tensor.numel() for tensor in fixed.values())
+    for name, tensor in sorted(fixed.items()):
+        _sha256(f"{name} {_type_name(tensor)} {list(tensor.shape)}\n", tensor, found)
+    return (Declared(count, FROZEN, "the user: not trained", found.hexdigest()),) if fixed else ()
+
+
+def load_initial(model: nn.Module, path: str | Path) -> tuple[nn.Module, InitialWeights]:
+    """Return a copy of the model with the weights of a file, whose names, shapes and types must be the model's."""
+    file, name = Path(path).expanduser(), Path(path).name
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        found = f"init = {str(file)!r}, which cannot be read ({error.strerror})"
+        raise DataError(found, "a safetensors file") from None
+    try:
+        weights = safetensors.torch.load(data)
+    except (SafetensorError, json.JSONDecodeError, ValueError, RuntimeError, KeyError) as error:
+        raise DataError(f"{name}, which is no safetensors file ({error})", "the weights of a model", FIX) from None
+    started = copy.deepcopy(model)
+    own = started.state_dict()
+    missing = next((key for key in own if key not in weights), None)
+    if missing is not None:
+        held = ", ".join(sorted(weights)[:4]) or "nothing"
+        raise DataError(f"{name} without {missing!r} (it holds {held})", "a tensor for every one of the model's", FIX)
+    for key, tensor in weights.items():
+        if key not in own:
+            raise DataError(f"{key!r} in {name}, which the model has not", "the model's tensors and no other", FIX)
+        _check_tensor(tensor, own[key], f"{key!r} of {name}")
+    started.load_state_dict({key: tensor.to(own[key].device) for key, tensor in weights.items()})
+    numbers = sum(tensor.numel() for tensor in weights.values())
+    return started, InitialWeights(name, hashlib.sha256(data).hexdigest(), numbers, runs_of_file(file, data))
+
+
+def _check_tensor(tensor: Tensor, own: Tensor, where: str) -> None:
+    if tensor.shape != own.shape:
+        raise DataError(f"{where} of shape {list(tensor.shape)}", f"that of the model, {list(own.shape)}")
+    if tensor.dtype != own.dtype:
+        needed = f"{_type_name(own)}, as the model has it"
+        raise DataError(f"{where} in {_type_name(tensor)}", needed, "convert it before saving")
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise DataError(f"NaN or infinity in {where}", "finite weights")
+
+
+def _type_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
@@ -91,25 +166,18 @@ _CURRENT: dict[str, Callable[[], EarlierRun | None]] = {}  # the cost of a loop 
 _DATA: dict[str, DataMark] = {}  # by what the data of a run are known again
 
 
-def tensor_hashes(model: nn.Module) -> dict[str, str]:
-    """sha256 of every tensor that is large enough to be identified by it."""
-    every = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    wide = {name: held for name, held in every.items() if held.is_floating_point() and held.numel() >= SMALLEST}
-    hashes = {name: hashlib.sha256(f"{held.dtype} {list(held.shape)} ".encode()) for name, held in wide.items()}
-    for name, held in wide.items():
-        hashes[name].update(held.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return {name: found.hexdigest() for name, found in hashes.items()}
-
-
-# ---- the runs behind a module ---------------------------------------------------------------------------------------
-
-
 def runs_of_model(model: nn.Module, records: Sequence[Tensor] = (), others: Runs = ()) -> Runs:
-    """All runs behind a module's weights, each once; `records` are the data that it is trained on now."""
+    """Return all runs behind a module's weights, each once; `records` are the data that it is trained on now.
+
+    Runs of this process are recognised by the tensors they made, except tensors of the runs that the module names.
+    """
     found: dict[str, EarlierRun] = {}
     carried = [held for part in model.modules() if isinstance(held := vars(part).get(ATTRIBUTE), Lineage)]
     known = [*others, *(run for held in carried for run in held.runs)]
-    made_here = _recognised(model, {run.run for run in known})
+    named = {run.run for run in known}
+    makers = [_TENSORS[held] for held in tensor_hashes(model).values() if held in _TENSORS] if _TENSORS else []
+    new = dict.fromkeys(runs[0] for runs in makers if not named & set(runs))
+    made_here = [run for name in new for run in _RUNS[name]]
     for run in (*(run for run in known if not made_here or run.known_from != IN_FILE), *made_here):
         now = _CURRENT.get(run.run, lambda run=run: run)()
         if now is not None:
@@ -119,28 +187,18 @@ def runs_of_model(model: nn.Module, records: Sequence[Tensor] = (), others: Runs
     return tuple(found.values())
 
 
-def _recognised(model: nn.Module, known: set[str]) -> list[EarlierRun]:
-    """Runs of this process that made a tensor of the model, except tensors of the runs in `known`."""
-    made = [_TENSORS[held] for held in tensor_hashes(model).values() if held in _TENSORS] if _TENSORS else []
-    new = dict.fromkeys(runs[0] for runs in made if not known & set(runs))
-    return [run for name in new for run in _RUNS[name]]
-
-
-# ---- registration -------------------------------------------------------------------------------------------------
-
-
 def attach_lineage(model: nn.Module, runs: Runs, note: str = "") -> None:
     """Attach its runs to a module."""
     setattr(model, ATTRIBUTE, Lineage(runs, note))
 
 
 def lineage_note(planned: EarlierRun, before: Runs) -> str:
-    """The runs of a module as text, equal for equal runs of one plan, so that their files are equal."""
+    """Return the runs of a module as text, equal for equal runs of one plan, so that their files are equal."""
     return codec.to_json({"runs": [*before, planned]})
 
 
 def file_metadata(model: nn.Module) -> dict[str, str]:
-    """The metadata of a trained module's file."""
+    """Return the metadata of a trained module's file."""
     held = vars(model).get(ATTRIBUTE)
     return {FILE_KEY: held.note} if isinstance(held, Lineage) and held.note else {}
 
@@ -152,7 +210,8 @@ def register_run(model: nn.Module, first: Mapping[str, str], runs: Runs, records
     made = [held for key, held in tensor_hashes(model).items() if held != first.get(key)]
     _TENSORS.update((held, (*(run for run in _TENSORS.get(held, ()) if run != name), name)) for held in made)
     if len(records) == 2 and name not in _DATA:
-        _DATA[name] = DataMark.of(*records)
+        key = secrets.token_hex(32)
+        _DATA[name] = DataMark(key, sampled_hash(key, *records))
 
 
 def register_loop(run: str, cost: Callable[[], EarlierRun | None]) -> None:
@@ -161,7 +220,7 @@ def register_loop(run: str, cost: Callable[[], EarlierRun | None]) -> None:
 
 
 def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
-    """x and y of a TensorDataset or a Subset of one; empty for data sets that compute their records."""
+    """Return x and y of a TensorDataset or a Subset of one; empty for data sets that compute their records."""
     rows: Tensor | None = None
     if type(dataset) is Subset:
         rows, dataset = torch.as_tensor(list(dataset.indices), dtype=torch.int64), dataset.dataset
@@ -170,30 +229,23 @@ def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
     return tuple(held if rows is None else held[rows] for held in dataset.tensors)
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------
-
-
 def runs_of_file(path: Path, data: bytes) -> Runs:
-    """Runs in the metadata of a safetensors file; the last one from the certificate beside it, if there is one."""
-    named, exact = _noted(path.name, data), _beside(path.parent, hashlib.sha256(data).hexdigest())
-    return named if exact is None else (*named[:-1], exact)
-
-
-def _noted(name: str, data: bytes) -> Runs:
+    """Return the runs in the metadata of a safetensors file; the last from a certificate beside it, if there is one."""
+    runs: Runs = ()
     try:
         size = int.from_bytes(data[:8], "little")
         text = json.loads(data[8 : 8 + size]).get("__metadata__", {}).get(FILE_KEY)
-        if text is None:
-            return ()
-        found: Runs = codec.read(tuple[EarlierRun, ...], json.loads(text)["runs"], "runs")
+        if text is not None:
+            runs = codec.read(tuple[EarlierRun, ...], json.loads(text)["runs"], "runs")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserError) as error:
-        what = f"{name} with a note of earlier runs that cannot be read ({str(error)[:100]})"
+        what = f"{path.name} with a note of earlier runs that cannot be read ({str(error)[:100]})"
         raise DataError(what, "the file as a run wrote it", "bring back an unchanged copy") from None
-    return found
+    exact = _run_of_folder(path.parent, hashlib.sha256(data).hexdigest())
+    return runs if exact is None else (*runs[:-1], exact)
 
 
-def _beside(folder: Path, sha256: str) -> EarlierRun | None:
-    """The run whose folder holds the file, if that run made it; its data are identified by their keyed hash."""
+def _run_of_folder(folder: Path, sha256: str) -> EarlierRun | None:
+    """Return the run whose folder holds the file, if that run made it; its data are identified by their keyed hash."""
     try:
         made: dict[str, Any] = json.loads((folder / "certificate.json").read_bytes())
         if made["model_sha256"] != sha256:
@@ -202,7 +254,7 @@ def _beside(folder: Path, sha256: str) -> EarlierRun | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, UserError):
         return None
     with suppress(OSError, ValueError, TypeError, KeyError):
-        kept = json.loads((folder / "checkpoint" / "data.json").read_bytes())
-        mark = DataMark(str(kept["key"]), str(kept["parts"]["the clients' records"]), sampled=False)
+        held = json.loads((folder / "checkpoint" / "data.json").read_bytes())
+        mark = DataMark(str(held["key"]), str(held["parts"]["the clients' records"]), sampled=False)
         _DATA.setdefault(found.run, mark)
     return found

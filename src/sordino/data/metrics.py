@@ -1,4 +1,4 @@
-"""Metrics of a released model on public test records; they cost no epsilon. Called by `task` and the run configuration.
+"""Metrics of a released model on public test records, which cost no epsilon. Called by `task` and the configuration.
 
 Loss, accuracy and balanced accuracy follow from sums over records, so parts of a test set can be added:
 
@@ -10,6 +10,7 @@ metrics are parts (`Metric`), computed by scikit-learn; a class without test rec
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,17 +29,20 @@ from sordino.parts.losses import IGNORED, Loss
 
 ONLY_CLASS = "only_class"  # metric: the class that a model predicts for every record, if there is one
 HEAD = 4  # entries before those of the classes: records, summed loss, summed squares, labels
-Keep = Callable[[Tensor, Tensor], None]
 
 
 def evaluation_sums(
-    model: nn.Module, pairs: Iterable[tuple[Tensor, Tensor]], losses: Loss, keep: Keep | None = None
+    model: nn.Module,
+    pairs: Iterable[tuple[Tensor, Tensor]],
+    losses: Loss,
+    keep: Callable[[Tensor, Tensor], None] | None = None,
 ) -> Tensor:
-    """Sums over all records: [records, loss, squares, labels, right_c, present_c, predicted_c]; c only for labels.
+    """Return sums over all records: [records, loss, squares, labels, right_c, present_c, predicted_c].
 
-    `keep` receives outputs and targets of every batch.
+    The sums by class c exist for labels only. A label outside the classes counts in none of them, padding is not
+    counted. `keep` receives outputs and targets of every batch.
     """
-    records, loss, squares, classes, pairs_seen = 0, 0.0, 0.0, 0, list[tuple[Tensor, Tensor]]()
+    records, loss, squares, classes, seen = 0, 0.0, 0.0, 0, list[tuple[Tensor, Tensor]]()
     with torch.no_grad():
         for x, y in pairs:
             out, labels = model(x), labels_of(y, losses)
@@ -47,47 +51,40 @@ def evaluation_sums(
                 squares += float((out.reshape(y.shape) - y).square().double().sum())
             else:
                 found, classes = predicted_classes(out, labels)
-                pairs_seen.append((labels.flatten(), found.flatten()))
+                seen.append((labels.flatten(), found.flatten()))
             if keep is not None:
                 keep(out, y)
-    return _summed([records, loss, squares], pairs_seen, classes)
-
-
-def _summed(head: list[float], pairs: list[tuple[Tensor, Tensor]], classes: int) -> Tensor:
-    """The sums as one vector; a label outside the classes counts in none of them, padding is not counted."""
-    if not pairs:
-        return torch.tensor([*head, 0.0], dtype=torch.float64)
-    labels, found = (torch.cat([pair[side] for pair in pairs]).cpu() for side in (0, 1))
-    if bool((labels == IGNORED).any()):
-        counted = labels != IGNORED
-        labels, found = labels[counted], found[counted]
+    if not seen:
+        return torch.tensor([records, loss, squares, 0.0], dtype=torch.float64)
+    labels, found = (torch.cat([pair[side] for pair in seen]).cpu() for side in (0, 1))
+    labels, found = labels[labels != IGNORED], found[labels != IGNORED]
     places = (labels.clamp(-1, classes) + 1) * 2 + (labels == found)
     missed, right = torch.bincount(places.long(), minlength=2 * classes + 4)[2:-2].view(-1, 2).T.double()
     predicted = torch.bincount(found, minlength=classes).double()
-    return torch.cat([torch.tensor([*head, len(labels)], dtype=torch.float64), right, missed + right, predicted])
+    head = torch.tensor([records, loss, squares, len(labels)], dtype=torch.float64)
+    return torch.cat([head, right, missed + right, predicted])
 
 
 def labels_of(y: Tensor, losses: Loss) -> Tensor | None:
-    """Targets as class numbers; None for real targets. For a binary loss 0.0 and 1.0 are classes too."""
+    """Return targets as class numbers; None for real targets. For a binary loss 0.0 and 1.0 are classes too."""
     if not y.is_floating_point():
         return y
     return (y > 0.5).long() if losses.targets == "side" else None
 
 
 def predicted_classes(out: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-    """Predicted class of every label, and the number of classes: one score per class, or one for two classes."""
+    """Return the predicted class of every label, and the number of classes: one score each, or one score for two."""
     if has_class_scores(out, labels):
         return out.argmax(-1), out.shape[-1]
     return (out.reshape(labels.shape) > 0).long(), 2
 
 
 def has_class_scores(out: Tensor, labels: Tensor) -> bool:
-    """Whether every label has one score per class, not one score for two classes."""
-    return out.dim() == labels.dim() + 1 and out.shape[-1] > 1
+    return out.dim() == labels.dim() + 1 and out.shape[-1] > 1  # else one score for two classes
 
 
 def figures(sums: Tensor) -> dict[str, float]:
-    """Metrics of the sums: loss; accuracy, balanced accuracy and the only predicted class, or rmse."""
+    """Return the metrics that follow from the sums: loss; accuracy, balanced accuracy and the only class, or rmse."""
     records, loss, squares, labels = sums[:HEAD].tolist()
     if len(sums) == HEAD:
         return {"loss": loss / records, "rmse": (squares / records) ** 0.5}
@@ -111,10 +108,7 @@ SHARES = (
     "worst_group",
 )  # in [0, 1]
 LOWER = ("loss", "rmse", "mae")  # the smaller the better
-RESERVED = (  # keys of every line of the history
-    *("round", "void", "diagnostic, not private"),
-    *("loss", "accuracy", "balanced_accuracy", "rmse", ONLY_CLASS),
-)
+HISTORY = ("round", "void", "diagnostic, not private", "loss", "accuracy", "balanced_accuracy", "rmse", ONLY_CLASS)
 
 
 @codec.hides_values
@@ -153,18 +147,15 @@ class Predictions:
     @property
     def one_vs_rest(self) -> tuple[Array, Array]:
         """Each class against the rest: whether it is present, [k, classes], and its score."""
-        labels = self.labels
-        if not has_class_scores(self.outputs, labels):
-            return _columns(labels), _columns(self.outputs.reshape(labels.shape).double())
-        counted = labels != IGNORED
-        scores = torch.softmax(self.outputs[counted].double(), -1)
-        present = torch.nn.functional.one_hot(labels[counted].long(), scores.shape[-1])
-        first = 1 if present.shape[1] == 2 else 0  # of two classes the second suffices
-        return _columns(present[:, first:]), _columns(scores[:, first:])
-
-
-def _columns(side: Tensor) -> Array:
-    return side.reshape(len(side), -1).numpy()
+        present, scores = self.labels, self.outputs
+        if has_class_scores(scores, present):
+            counted = present != IGNORED
+            scores = torch.softmax(scores[counted].double(), -1)
+            present = torch.nn.functional.one_hot(present[counted].long(), scores.shape[-1])
+            first = 1 if present.shape[1] == 2 else 0  # of two classes the second suffices
+            present, scores = present[:, first:], scores[:, first:]
+        size = len(present)
+        return present.reshape(size, -1).numpy(), scores.reshape(size, -1).double().numpy()
 
 
 class Metric(Part):
@@ -172,22 +163,27 @@ class Metric(Part):
 
     @property
     def called(self) -> str:
-        """Its key in the history."""
+        """Name of the metric in the history."""
         return self.kind
 
     @abstractmethod
     @returns(lambda found, *_: numbers_by_name(found))
     def values(self, seen: Predictions) -> dict[str, float]:
-        """Values by name."""
+        """Return the values by name."""
 
 
-def _each(seen: Predictions, name: str, score: Callable[[Array, Array], float], each: bool) -> dict[str, float]:
-    """Mean of a score over the classes with positive and negative records; with `each`, every class too."""
+def _score(name: str, true: Array, predicted: Array, **options: Any) -> float:
+    """Call a function of sklearn.metrics, which is imported here because the import is slow."""
+    return float(getattr(importlib.import_module("sklearn.metrics"), name)(true, predicted, **options))
+
+
+def _each_class(seen: Predictions, name: str, score: str, each: bool) -> dict[str, float]:
+    """Return the mean of a score over the classes with positive and negative records; with `each`, every class too."""
     present, scores = seen.one_vs_rest
     columns = [c for c in range(present.shape[1]) if 0 < present[:, c].sum() < len(present)]
     if not columns:
         raise DataError(f"test records of one class only, for {name}", "at least two")
-    found = {c: float(score(present[:, c], scores[:, c])) for c in columns}
+    found = {c: _score(score, present[:, c], scores[:, c]) for c in columns}
     own = {f"{name}/{c}": value for c, value in found.items()} if each and len(found) > 1 else {}
     return {name: float(np.mean(list(found.values()))), **own}
 
@@ -199,9 +195,7 @@ class Auc(Metric, kind="auc"):
     each: bool = False
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        from sklearn.metrics import roc_auc_score
-
-        return _each(seen, self.called, roc_auc_score, self.each)
+        return _each_class(seen, self.called, "roc_auc_score", self.each)
 
 
 @dataclass(frozen=True)
@@ -211,9 +205,7 @@ class AveragePrecision(Metric, kind="average_precision"):
     each: bool = False
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        from sklearn.metrics import average_precision_score
-
-        return _each(seen, self.called, average_precision_score, self.each)
+        return _each_class(seen, self.called, "average_precision_score", self.each)
 
 
 @dataclass(frozen=True)
@@ -221,10 +213,8 @@ class BalancedAccuracy(Metric, kind="balanced_accuracy"):
     """Mean recall over classes; always reported for classes."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        from sklearn.metrics import recall_score
-
         true, predicted = seen.pairs
-        return {self.called: float(recall_score(true, predicted, labels=np.unique(true), average="macro"))}
+        return {self.called: _score("recall_score", true, predicted, labels=np.unique(true), average="macro")}
 
 
 @dataclass(frozen=True)
@@ -234,10 +224,7 @@ class F1(Metric, kind="f1"):
     average: Literal["macro", "micro", "weighted", "binary"] = "macro"
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        from sklearn.metrics import f1_score
-
-        true, predicted = seen.pairs
-        return {self.called: float(f1_score(true, predicted, average=self.average, zero_division=0.0))}
+        return {self.called: _score("f1_score", *seen.pairs, average=self.average, zero_division=0.0)}
 
 
 @dataclass(frozen=True)
@@ -245,9 +232,7 @@ class TokenAccuracy(Metric, kind="token_accuracy"):
     """Share of tokens that are predicted, without padding; equals `accuracy` of sequences."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        from sklearn.metrics import accuracy_score
-
-        return {self.called: float(accuracy_score(*seen.pairs))}
+        return {self.called: _score("accuracy_score", *seen.pairs)}
 
 
 @dataclass(frozen=True)
@@ -271,9 +256,7 @@ class R2(Metric, kind="r2"):
     """R^2 of real targets: 1 - sum of squared errors / sum of squared deviations from the mean."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        from sklearn.metrics import r2_score
-
-        return {self.called: float(r2_score(*seen.numbers))}
+        return {self.called: _score("r2_score", *seen.numbers)}
 
 
 @dataclass(frozen=True)
@@ -281,9 +264,7 @@ class Mae(Metric, kind="mae"):
     """Mean absolute error of real targets."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        from sklearn.metrics import mean_absolute_error
-
-        return {self.called: float(mean_absolute_error(*seen.numbers))}
+        return {self.called: _score("mean_absolute_error", *seen.numbers)}
 
 
 @dataclass(frozen=True)
@@ -308,7 +289,7 @@ class RegisteredMetric(Metric, kind="own"):
 
 @dataclass(frozen=True)
 class FunctionMetric(Metric):
-    """A function (outputs, targets) -> value that a script passed, under the script's name for it."""
+    """A function (outputs, targets) -> value that a script passed under a name."""
 
     name: str
     function: MetricFunction
@@ -322,7 +303,7 @@ class FunctionMetric(Metric):
 
 
 def _call_metric(name: str, function: MetricFunction, seen: Predictions) -> dict[str, float]:
-    """Values of a user's function; what it raises becomes a `DataError`."""
+    """Return the values of a user's function; what the function raises becomes a `DataError`."""
     try:
         found = function(seen.outputs.clone(), seen.targets.clone())  # it may write into its copies
         numbers = found if isinstance(found, Mapping) else {name: found}
@@ -330,7 +311,7 @@ def _call_metric(name: str, function: MetricFunction, seen: Predictions) -> dict
     except Exception as error:  # whatever the user's function raises
         what = f"metric {name!r} that fails ({type(error).__name__}: {str(error).strip()[:200]})"
         raise DataError(what, "a function of (outputs, targets) that returns a number, or numbers by name") from None
-    taken = next((key for key in values if key in RESERVED), None)
+    taken = next((key for key in values if key in HISTORY), None)
     if taken is not None:
         found = f"metric {name!r} that returns {taken!r}, which the history has already"
         raise DataError(found, "a name of its own", f'for one "my_{taken}"')
@@ -338,16 +319,13 @@ def _call_metric(name: str, function: MetricFunction, seen: Predictions) -> dict
 
 
 def metrics_of(asked: Mapping[str, MetricFunction] | Iterable[Any] | None) -> tuple[Metric, ...]:
-    """Metrics as parts, of functions by name, or of a list of kinds and parts."""
-    if asked is None:
-        return ()
+    """Return metrics as parts, from functions by name, or from a list of kinds and parts."""
     if isinstance(asked, Mapping):
         return tuple(FunctionMetric(str(name), function) for name, function in asked.items())
-    if isinstance(asked, str):
-        asked = [asked]
-    return tuple(one if isinstance(one, Metric) else read(Metric, one, "metrics") for one in asked)
+    listed = [asked] if isinstance(asked, str) else asked or ()
+    return tuple(one if isinstance(one, Metric) else read(Metric, one, "metrics") for one in listed)
 
 
 def add_metric(name: str) -> Callable[[MetricFunction], MetricFunction]:
-    """Decorator that registers a function of (outputs, targets); a file names it: { kind = "own", name = ... }."""
+    """Return a decorator that registers a function of (outputs, targets); a file has { kind = "own", name = ... }."""
     return codec.register_function("metric", name)

@@ -1,13 +1,13 @@
-"""Model and loss in the form that runs: graphs captured on made-up records before any record is seen. Called by `task`.
+"""Model and loss in the form that runs: graphs captured on synthetic records, before any real one. Called by `task`.
 
     code                                      runs as      grade
-    layers of torch.nn, losses of Sordino     it is        by construction: none of it is the user's own
+    layers of torch.nn, losses of Sordino     itself       by construction: none of it is the user's own
     a module or a loss of the user's own      its graph    by construction, or per record (vmap)
-    what no graph can be captured of          it is        own code, trusted: only with `own_code = "trusted"`
+    what no graph can be captured of          itself       own code, trusted: only with `own_code = "trusted"`
 
 With one client as the unit, a graph is enough: the client's message is a function of the client's own data. With one
 record as the unit, no record may influence another's loss: read off the operations (`sordino.graph.flow`), or the graph
-runs for each record by itself.
+runs once for each record. Below are the checks that model, loss and records fit together.
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.nn.modules.batchnorm import _NormBase
 
 from sordino import codec
 from sordino.certificate.facts import OwnCode
-from sordino.errors import PlanError
+from sordino.errors import DataError, PlanError
 from sordino.graph import BY_CONSTRUCTION, PER_RECORD, TRUSTED
-from sordino.graph.capture import UNFIT, differs
+from sordino.graph.capture import UNFIT, Function, Traced, Tracing, chained, differs
 from sordino.graph.captured import UntraceableError, flat, synthetic_batch, torch_written
 from sordino.graph.flow import Reason
-from sordino.graph.tracing import Function, Traced, Tracing, chained, in_order
 from sordino.layout import copied
 from sordino.parts.losses import Given, Loss, Targets, keeps_apart
 
 Trust = Literal["trusted"]
 Unit = Literal["client", "record"]
+_GLOBAL_HOOKS = tuple(
+    f"_global_{name}_hooks" for name in ("forward", "forward_pre", "backward", "backward_pre")
+)  # of torch.nn.modules.module
 _FAILS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError)
 PLAIN = "layers of torch.nn and a loss of Sordino: no code of the user's own"
-OURS = ("torch.nn.modules.", "sordino.models.nets")  # whose forward is no code of the user's; tests hold their graphs
-SIZES = (1, 11)  # records of further made-up batches: a graph answers for every number of them as the module does
+OURS = ("torch.nn.modules.", "sordino.models.nets")  # modules whose forward is no code of the user's
+SIZES = (1, 11)  # batch sizes for which a captured graph is compared with the module
 _NEEDED = "code that is a graph of torch operations: no Python state, no branch on data"
 _FIX = 'write it so, or vouch for it with own_code = "trusted" ([task] of the file, Task.of(..., own_code="trusted"))'
 
@@ -58,7 +61,7 @@ class GraphForward:
 @codec.hides_values
 @dataclass(frozen=True)
 class GraphLoss(Loss):
-    """The user's loss as captured graphs; slope and envelope only where they work record by record."""
+    """User's loss as captured graphs; slope and envelope only where they treat records independently."""
 
     own: Loss
     values: Traced
@@ -102,19 +105,19 @@ class Program:
 
     def __init__(self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, word: Trust | None = None) -> None:
         self.model, self.loss, self.word = model, loss, word
-        self.x, self.y = (side.new_empty(0, *side.shape[1:], device=_device(model)) for side in (x, y))
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.x, self.y = (side.new_empty(0, *side.shape[1:], device=device) for side in (x, y))
         self.known: dict[Any, Any] = {}
 
     def fits(self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, word: Trust | None) -> bool:
-        """Whether this program was made for the same model, loss, shapes and trust."""
+        """Return whether this program was made for the same model, device, loss, shapes and trust."""
         shapes = (self.x.shape[1:], self.y.shape[1:], self.x.dtype, self.y.dtype)
-        same = shapes == (x.shape[1:], y.shape[1:], x.dtype, y.dtype) and self.x.device == _device(model)
-        return same and self.model is model and self.loss == loss and self.word == word
+        same = shapes == (x.shape[1:], y.shape[1:], x.dtype, y.dtype) and self.model is model
+        device = next((parameter.device for parameter in model.parameters()), self.x.device)
+        return same and self.x.device == device and self.loss == loss and self.word == word
 
     def __repr__(self) -> str:
         return f"Program({type(self.model).__name__}, {type(self.loss).__name__})"
-
-    # ---- execution ------------------------------------------------------------------------------------------------
 
     @property
     def trusted(self) -> bool:
@@ -123,8 +126,9 @@ class Program:
 
     @property
     def plain(self) -> bool:
-        """Whether the model consists of layers of torch and nets of Sordino alone."""
-        return not _everywhere_hooked() and all(torch_written(part, OURS) for part in self.model.modules())
+        """Whether the model consists of layers of torch and nets of Sordino alone, and no hook runs in every module."""
+        hooked = any(getattr(torch_module, name) for name in _GLOBAL_HOOKS)
+        return not hooked and all(torch_written(part, OURS) for part in self.model.modules())
 
     @property
     def plain_loss(self) -> bool:
@@ -133,7 +137,7 @@ class Program:
         return keeps_apart(self.loss) or (isinstance(given, nn.Module) and torch_written(given))
 
     def running(self) -> nn.Module:
-        """A copy of the model that runs its graph; layers and tensors keep their names."""
+        """Return a copy of the model that runs its graph; layers and tensors keep their names."""
         made = _copy(self.model)
         if self.trusted or self.plain:
             return made
@@ -144,7 +148,7 @@ class Program:
         return made
 
     def judging(self) -> nn.Module:
-        """A copy in eval mode for public records; without a graph of that mode it runs as it is."""
+        """Return a copy in eval mode for public records; without a graph of that mode the module itself runs."""
         try:
             self.graph(False)
             return self.running().eval()
@@ -153,23 +157,23 @@ class Program:
 
     @property
     def losses(self) -> Loss:
-        """The loss that runs."""
+        """Loss that runs: the graph of a user's loss, any other loss itself."""
         if self.trusted or self.plain_loss:
             return self.loss
         return self._once("losses", self._graph_loss)  # type: ignore[no-any-return]
 
     def refusal(self) -> PlanError | None:
-        """Why model or loss cannot run, or None. Called before anything else runs them: a call may change state."""
+        """Return why model or loss cannot run, or None; called before anything else, for a call may change state."""
         try:
             self.check("client")
         except PlanError as error:
             return error
         except _FAILS:  # of torch's own layers, on records that do not fit them
-            return None
+            pass
         return None
 
     def graph(self, training: bool = True) -> Traced:
-        """The model's graph in this mode."""
+        """Return the model's graph in training or eval mode."""
         return self._once(("model", training), lambda: self._captured(training))  # type: ignore[no-any-return]
 
     @property
@@ -177,21 +181,29 @@ class Program:
         """Layers of a sequential model, in order; empty for any other model."""
         if self.trusted:
             return []
-        made = (lambda: in_order(self.model)) if self.plain else (lambda: chained(self.graph().graph, self.model))
-        return self._once("chain", made)  # type: ignore[no-any-return]
-
-    # ---- what is proved ---------------------------------------------------------------------------------------------
+        if not self.plain:
+            return self._once("chain", lambda: chained(self.graph().graph, self.model))  # type: ignore[no-any-return]
+        found = [self.model]
+        while any(type(layer) is nn.Sequential for layer in found):
+            nested = [layer if type(layer) is nn.Sequential else [layer] for layer in found]
+            found = [layer for layers in nested for layer in layers]
+        return found
 
     def of(self, unit: Unit) -> OwnCode:
-        """Grade of the proof that units stay separate, and its reason; refuses code without one."""
+        """Return grade and reason of the proof that units stay separate; refuse code without one."""
         if self.trusted:
             return OwnCode(TRUSTED, "Python code of the user's own ran on the records, and the user vouches for it")
         self.check(unit)
+        own = [*([] if self.plain else ["the model"]), *([] if self.plain_loss else ["the loss"])]
+        how, frozen = PLAIN, 0 if self.plain else len(self.graph().graph.constants)
+        if own:
+            how = f"{' and '.join(own)} captured as a graph on made-up records: no Python state, no branch on data"
+            how += f"; {frozen} constant tensors stand in it as they were before training" if frozen else ""
         if unit == "client":
-            return OwnCode(BY_CONSTRUCTION, self._how)
+            return OwnCode(BY_CONSTRUCTION, how)
         if self.apart:
-            return OwnCode(BY_CONSTRUCTION, f"{self._how}; every operation keeps the records of a batch apart")
-        return OwnCode(PER_RECORD, f"{self._how}; run for each record by itself, for it has {self.reason}")
+            return OwnCode(BY_CONSTRUCTION, f"{how}; every operation keeps the records of a batch apart")
+        return OwnCode(PER_RECORD, f"{how}; run for each record by itself, for it has {self.reason}")
 
     def check(self, unit: Unit) -> None:
         """Refuse code without a graph, and with unit record a model or loss that mixes records."""
@@ -215,17 +227,8 @@ class Program:
 
     @property
     def reason(self) -> Reason | None:
-        """Why a record may influence another's loss; None where it is proved that none does."""
+        """Reason why a record may influence another's loss; None where it is proved that none does."""
         return self._once("reason", self._reason)  # type: ignore[no-any-return]
-
-    @property
-    def _how(self) -> str:
-        own = [*([] if self.plain else ["the model"]), *([] if self.plain_loss else ["the loss"])]
-        if not own:
-            return PLAIN
-        found = f"{' and '.join(own)} captured as a graph on made-up records: no Python state, no branch on data"
-        frozen = 0 if self.plain else len(self.graph().graph.constants)
-        return f"{found}; {frozen} constant tensors stand in it as they were before training" if frozen else found
 
     def _reason(self) -> Reason | None:
         try:
@@ -237,36 +240,32 @@ class Program:
         return self._loss_traced(self.loss.value, *self._scores()).reason
 
     def _alone(self) -> bool:
-        """Whether model and loss run record by record under vmap, checked on made-up records."""
+        """Return whether model and loss run record by record under vmap, checked on synthetic records."""
         x, y = self.sample(5)
         model, losses = self.running().train(), self.losses
-        generator = torch.random.fork_rng(devices=[])
 
         def one(x: Tensor, y: Tensor) -> Tensor:
             return losses(model(x[None]), y[None])[0]
 
         try:
-            with torch.no_grad(), generator:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 alone = torch.func.vmap(one, randomness="different")(x, y)
                 traced = [self.graph()] + ([] if self.plain_loss else [self.losses.values])  # type: ignore[attr-defined]
                 return alone.shape == (len(y),) and all(part.alone for part in traced)
-        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, UntraceableError):
+        except (*_FAILS, UntraceableError):
             return False
 
     def sample(self, count: int) -> tuple[Tensor, Tensor]:
-        """Made-up records and targets."""
-        x, y = synthetic_batch([self.x, self.y], [True, True], count)
-        return x, y
-
-    # ---- captures ---------------------------------------------------------------------------------------------------
+        """Return synthetic records and targets."""
+        return tuple(synthetic_batch([self.x, self.y], [True, True], count))
 
     def _captured(self, training: bool) -> Traced:
-        if _everywhere_hooked():
+        if any(getattr(torch_module, name) for name in _GLOBAL_HOOKS):
             raise capture_error("a model", "a hook that runs in every module")
         return self._sized(Tracing(_copy(self.model).train(training)), "a model", self.x)
 
     def _sized(self, tracing: Tracing, what: str, *inputs: Tensor) -> Traced:
-        """A captured graph, checked against the module for other batch sizes."""
+        """Return a captured graph that was compared with the module for other batch sizes."""
         own = [True] * len(inputs)
         try:
             traced = tracing.of(inputs, {}, own)
@@ -282,12 +281,13 @@ class Program:
         return traced
 
     def _graph_loss(self) -> Loss:
-        """The user's loss as graphs: its value, and slope and envelope where they work record by record."""
+        """Return the user's loss as graphs: its value; slope and envelope where they treat records independently."""
         scores, y = self._scores()
         values = self._loss_traced(self.loss.value, scores, y)
+        slopes = self._loss_traced(self.loss.slope, scores, y) if self.loss.has_slope else None
         pace = scores.new_empty(0, 1)
-        slopes = self._written(self.loss.has_slope, self.loss.slope, scores, y)
-        envelopes = self._written(self.loss.has_envelope, self.loss.envelope, scores, y, pace)
+        envelopes = self._loss_traced(self.loss.envelope, scores, y, pace) if self.loss.has_envelope else None
+        slopes, envelopes = (one if one is None or one.reason is None else None for one in (slopes, envelopes))
         return GraphLoss(self.loss, values, slopes, envelopes)
 
     def _loss_traced(self, function: Callable[..., Tensor], *inputs: Tensor) -> Traced:
@@ -298,12 +298,6 @@ class Program:
             raise capture_error("a loss", "it may write into a tensor of its own")
         return found
 
-    def _written(self, there: bool, function: Callable[..., Tensor], *inputs: Tensor) -> Traced | None:
-        if not there:
-            return None
-        found = self._loss_traced(function, *inputs)
-        return found if found.reason is None else None
-
     def _scores(self) -> tuple[Tensor, Tensor]:
         model = self.running().eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -311,7 +305,7 @@ class Program:
         return outputs[:0], self.y
 
     def _once(self, name: Any, make: Callable[[], Any]) -> Any:
-        """Cached result or error of the first call: the user's code may behave otherwise on a second one."""
+        """Return the cached result of the first call, or raise its error: user code may differ on a second call."""
         if name not in self.known:
             try:
                 self.known[name] = make()
@@ -324,19 +318,83 @@ class Program:
 
 
 def capture_error(what: str, why: str) -> PlanError:
-    """The error for code that no graph can be captured of."""
+    """Return the error for code that no graph can be captured of."""
     return PlanError("own code", f"{what} that no graph can be captured of ({why})", _NEEDED, _FIX)
 
 
-def _everywhere_hooked() -> bool:
-    names = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
-    return any(getattr(torch_module, f"_global_{name}") for name in names)
-
-
 def _copy(model: nn.Module) -> nn.Module:
-    """A copy that shares the frozen parameters, which may be large."""
+    """Return a copy that shares the frozen parameters, which may be large."""
     return copied(model, [p for p in model.parameters() if not p.requires_grad])
 
 
-def _device(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+def refuse_layers(model: nn.Module, statistics: bool = True) -> None:
+    """Refuse compiled modules, whose layers cannot run record by record, and layers with running statistics.
+
+    Averaged over clients and noised, a running variance falls below zero and gives NaN; `statistics` = False allows it.
+    """
+    for name, part in model.named_modules():
+        if type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None:
+            where = f"layer '{name}'" if name else "a model"
+            fix = "pass the module that torch.compile was given (compiled._orig_mod), and compile the result afterwards"
+            raise PlanError("per-record", f"{where} that torch.compile has compiled", "the module itself", fix)
+        if statistics and isinstance(part, _NormBase) and part.track_running_stats:
+            width, kind = part.num_features, type(part).__name__
+            groups = next((g for g in (32, 16, 8, 4, 2) if width and width % g == 0), 1)
+            found = f"layer '{name}', {kind}({width}), whose running variance noise would drive below zero"
+            fix = f"replace it by nn.GroupNorm({groups}, {width})"
+            raise PlanError("mixing", found, "layers without running statistics", fix)
+
+
+def trial_outputs(model: nn.Module, x: Tensor) -> Any:
+    """Return the outputs of a copy of the model for a few records, in eval mode."""
+    trial = copied(model).eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            return trial(x)
+        except _FAILS as error:
+            found = f"a model that fails on records of shape {list(x.shape[1:])} ({_first_line(error)})"
+            needed = "a model and a loss that fit the data"
+            raise DataError(found, needed, "fit the first layer to the records") from None
+
+
+def check_loss(loss: Loss, outputs: Any, y: Tensor, name: str = "a loss") -> None:
+    """Refuse a loss that does not return one value per record, or whose declared slope is not its derivative.
+
+    Clipping would bound another gradient than the one that is sent; the envelope of a huge beta is the slope too.
+    """
+    try:
+        values = loss(outputs, y)
+    except _FAILS as error:
+        shapes = f"outputs {list(getattr(outputs, 'shape', []))} and targets {list(y.shape)}"
+        raise DataError(f"{name} that fails on {shapes} ({_first_line(error)})", "one value per record") from None
+    if not isinstance(values, Tensor) or values.shape != (len(y),):
+        found = f"a loss of shape {list(getattr(values, 'shape', []))} for {len(y)} records"
+        raise DataError(found, "one value per record", 'reduction="none" in the loss, as nn.CrossEntropyLoss takes it')
+    if not loss.has_slope or keeps_apart(loss):
+        return
+    point = (outputs + torch.linspace(0.1, 0.2, outputs.numel()).view_as(outputs)).requires_grad_()  # past a kink
+    wanted = torch.autograd.grad(loss.value(point, y).sum(), point)[0]
+    scores, steep = point.detach()[None], torch.full((1, len(y), 1), 1e9)
+    slopes = {"slope": loss.slope(scores, y[None])[0]}
+    if loss.has_envelope:
+        slopes["envelope"] = loss.envelope(scores, y[None], steep)[0]
+    for what, slope in slopes.items():
+        if slope.shape != wanted.shape or not torch.allclose(slope, wanted, rtol=1e-3, atol=1e-6):
+            needed = "d value / d scores of each record"
+            raise DataError(f"{name} whose written {what} is not that of its value", needed)
+
+
+def check_labels(y: Tensor, classes: int, where: str) -> None:
+    """Refuse labels outside 0 .. classes - 1; torch would silently ignore -100."""
+    if y.is_floating_point() or not y.numel():
+        return
+    wrong = (y < 0) | (y >= classes)
+    if bool(wrong.any()):
+        record = int(wrong.flatten(1).any(1).nonzero()[0]) if y.dim() > 1 else int(wrong.nonzero()[0])
+        label = int(y[wrong][0])
+        fix = "drop such records, or give the model one output per class"
+        raise DataError(f"label {label} in record {record} of {where}", f"labels from 0 to {classes - 1}", fix)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -1,21 +1,32 @@
-"""`Dataset`: training and test arrays, and the checks that every data set passes. Called by all readers in data/."""
+"""`Dataset`, training and test arrays with the checks of every data set, and partitions of them over clients.
+
+Called by all readers in data/, by `task` and by the configuration. The partition rules are Iid, Dirichlet, Shards,
+SortedTarget and Natural. Every record goes to at most one client, so one person's record never counts twice in a
+record-level guarantee.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sordino import codec
+from sordino.codec import Part
 from sordino.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from sordino.data.columns import PendingColumn
+    from sordino.data.tables import PendingColumn
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
+MOST_CLASSES = 1_000_000
 
 
 @codec.hides_values
@@ -31,7 +42,7 @@ class Dataset:
     test_groups: Ints | None = None  # same numbering; new numbers for clients that only appear in the test
     classes: int | None = None  # None: regression
     target_unit: float = 1.0  # regression: one unit of y in the original unit (dollars, percent)
-    offsets: Ints | None = None  # records in the order of their clients, mapped into memory: not read, not checked
+    offsets: Ints | None = None  # of memory-mapped records, in the order of their clients: not read, not checked
     names: tuple[str, ...] = ()  # of the natural clients, in the order of their numbers, where they have names
     waiting: tuple[PendingColumn, ...] = ()  # coordinates of x that are scaled once a noised histogram is released
     name: str = ""
@@ -39,8 +50,16 @@ class Dataset:
     licence: str = ""
 
 
+def without_test(
+    x: Array, y: Array, groups: Ints | None = None, classes: int | None = None, names: tuple[str, ...] = ()
+) -> Dataset:
+    """Return a data set without public test records."""
+    x, y = check_records(x, y, groups, classes)
+    return Dataset(x=x, y=y, test_x=x[:0], test_y=y[:0], groups=groups, classes=classes, names=names)
+
+
 def fixed_order(n: int) -> Ints:
-    """A permutation that is public and the same everywhere: the numbers 0 .. n - 1 sorted by their SplitMix64."""
+    """Return a public permutation, the same everywhere: the numbers 0 .. n - 1 sorted by their SplitMix64 hash."""
     z = (np.arange(n, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -48,91 +67,109 @@ def fixed_order(n: int) -> Ints:
 
 
 def hold_out(
-    x: Array,
-    y: Array,
-    groups: Ints | None = None,
-    classes: int | None = None,
-    target_unit: float = 1.0,
-    share: float = 0.2,
+    x: Array, y: Array, groups: Ints | None = None, classes: int | None = None, unit: float = 1.0, share: float = 0.2
 ) -> Dataset:
-    """The last `share` of the fixed order are the test; within every group where there are groups.
+    """Return a data set whose test records are the last `share` of the fixed order, within every group.
 
-    Checked before the records are reordered, so that a message names the record as the file numbers it.
+    The records are checked before they are reordered, so that an error names the record as the file numbers it.
     """
-    x, y = _checked(x, y, groups, classes, "")
+    x, y = check_records(x, y, groups, classes)
     order = fixed_order(len(y))
     parts = [order] if groups is None else [order[groups[order] == g] for g in np.unique(groups)]
     cuts = [len(part) - int(len(part) * share) for part in parts]
     train = np.concatenate([part[:cut] for part, cut in zip(parts, cuts, strict=True)])
     test = np.concatenate([part[cut:] for part, cut in zip(parts, cuts, strict=True)])
+    owners, test_owners = (None, None) if groups is None else (groups[train], groups[test])
     return Dataset(
-        x=x[train],
-        y=y[train],
-        test_x=x[test],
-        test_y=y[test],
-        groups=None if groups is None else groups[train],
-        test_groups=None if groups is None else groups[test],
-        classes=classes,
-        target_unit=target_unit,
-    )
+        x=x[train], y=y[train], test_x=x[test], test_y=y[test], groups=owners, test_groups=test_owners, classes=classes,
+        target_unit=unit,
+    )  # fmt: skip
 
 
-def without_test(
-    x: Array, y: Array, groups: Ints | None = None, classes: int | None = None, names: tuple[str, ...] = ()
-) -> Dataset:
-    """A data set without public test records."""
-    x, y = _checked(x, y, groups, classes, "")
-    return Dataset(x=x, y=y, test_x=x[:0], test_y=y[:0], groups=groups, classes=classes, names=names)
+# ---- declarations of public rows, for the user's own files -----------------------------------------------------------
 
 
-def to_unit(values: Array, low: float | Array, high: float | Array) -> Array:
-    """From a public range to [-1, 1], clipped there, so that a record's norm has a public bound."""
-    return np.asarray(np.clip(2 * (values - low) / (high - low) - 1, -1, 1), dtype=np.float32)
+def check_public_source(path: str | Path, test: Any, **others: Any) -> None:
+    """Refuse two declarations of public rows, and a test file that is the training file."""
+    ways = [name for name, value in {"test": test, **others}.items() if value is not None]
+    if len(ways) > 1:
+        raise ConfigError(" and ".join(ways), "one way to say which rows are public", f"drop {ways[0]}")
+    if isinstance(test, str | Path) and Path(path).expanduser().resolve() == Path(test).expanduser().resolve():
+        found = f"test = {Path(test).name!r}, which is the training file itself"
+        raise ConfigError(found, "a file of rows that may be public", "or drop test: no row is public then")
+
+
+def with_public_fraction(data: Dataset, path: str | Path, fraction: float | None) -> Dataset:
+    """Return the data with a declared share of its rows as public test records."""
+    if fraction is None:
+        return data
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        raise ConfigError(f"public_test_fraction = {fraction!r}", "a share of the rows between 0 and 1", "say 0.2")
+    with name_file(path):
+        held = hold_out(data.x, data.y, data.groups, data.classes, share=fraction)
+        if not len(held.test_y):
+            found = f"{len(data.y)} records, of which {fraction:g} of every group is none"
+            raise DataError(found, "at least one public test record", "raise public_test_fraction, or drop it")
+    return replace(held, names=data.names, target_unit=data.target_unit, waiting=data.waiting)
+
+
+@contextmanager
+def name_file(path: str | Path) -> Iterator[None]:
+    """Add the name of a file to the `DataError`s that are raised inside."""
+    try:
+        yield
+    except DataError as error:
+        if str(path) in error.found:
+            raise
+        raise DataError(f"{error.found} in {path}", error.needed, error.fix) from None
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def check_classes(classes: int | None) -> int | None:
+    """Return the number of classes, refused unless it is None or a whole number from 1 to `MOST_CLASSES`."""
+    whole = isinstance(classes, int) and not isinstance(classes, bool)
+    if classes is not None and not (whole and 1 <= classes <= MOST_CLASSES):
+        needed = f"a whole number from 1 to {MOST_CLASSES}"
+        raise DataError(f"{classes!r} classes", needed, "labels count from 0; numbers to predict are stored as floats")
+    return classes
 
 
 def select_records(data: Dataset, train: int | None, test: int | None, validation: bool) -> Dataset:
-    """The first `train` and `test` records; with `validation` the test is what follows the training records taken."""
-    if data.offsets is not None and (train is not None or validation):
+    """Return the first `train` and `test` records, checked and in their final types.
+
+    With `validation` the test records are the training records after the first `train`.
+    """
+    lazy = data.offsets is not None
+    if lazy and (train is not None or validation):
         raise ConfigError("train or validation of memory-mapped data", "all of its records", "write another folder")
     if validation and train is None:
         raise ConfigError("validation = true without train", "how many records to train on", "add train = 50000 (say)")
-    if validation:
-        _check_count("train", train, len(data.y) - 1)
-        groups = None if data.groups is None else data.groups[train:]
-        data = replace(data, test_x=data.x[train:], test_y=data.y[train:], test_groups=groups)
-    _check_count("train", train, len(data.y))
-    _check_count("test", test, len(data.test_y))
-    return replace(
-        data,
-        x=data.x[:train],
-        y=data.y[:train],
-        groups=None if data.groups is None else data.groups[:train],
-        test_x=data.test_x[:test],
-        test_y=data.test_y[:test],
-        test_groups=None if data.test_groups is None else data.test_groups[:test],
-    )
-
-
-def _check_count(option: str, asked: int | None, present: int) -> None:
-    if asked is not None and not 1 <= asked <= present:
-        raise DataError(f"{option} = {asked}", f"between 1 and the {present} records there are")
-
-
-def check_dataset(data: Dataset) -> Dataset:
-    """The data set in its final types, checked. Pixels (uint8) are divided by 255, their public range."""
-    lazy = data.offsets is not None
-    x, y = (data.x, data.y) if lazy else _checked(data.x, data.y, data.groups, data.classes, "")
-    test_x, test_y = data.test_x, data.test_y
+    if validation and train is not None and 1 <= train < len(data.y):
+        later = None if data.groups is None else data.groups[train:]
+        data = replace(data, test_x=data.x[train:], test_y=data.y[train:], test_groups=later)
+    for option, asked, present in (("train", train, len(data.y) - validation), ("test", test, len(data.test_y))):
+        if asked is not None and not 1 <= asked <= present:
+            raise DataError(f"{option} = {asked}", f"between 1 and the {present} records there are")
+    groups = None if data.groups is None else data.groups[:train]
+    test_groups = None if data.test_groups is None else data.test_groups[:test]
+    x, y, test_x, test_y = data.x[:train], data.y[:train], data.test_x[:test], data.test_y[:test]
+    if not lazy:
+        x, y = check_records(x, y, groups, data.classes)
     if len(test_x) or len(test_y):
-        test_x, test_y = _checked(test_x, test_y, data.test_groups, data.classes, "test_")
+        test_x, test_y = check_records(test_x, test_y, test_groups, data.classes, "test_")
     if x.shape[1:] != test_x.shape[1:]:
         found = f"training records of shape {x.shape[1:]}, test records of {test_x.shape[1:]}"
         raise DataError(found, "the same shape")
-    return replace(data, x=x, y=y, test_x=test_x, test_y=test_y)
+    return replace(data, x=x, y=y, groups=groups, test_x=test_x, test_y=test_y, test_groups=test_groups)
 
 
-def _checked(x: Array, y: Array, groups: Ints | None, classes: int | None, part: str) -> tuple[Array, Array]:
-    """x and y in their final types: matching lengths, labels in range, finite. `part` is "" or "test_"."""
+def check_records(x: Array, y: Array, groups: Ints | None, classes: int | None, part: str = "") -> tuple[Array, Array]:
+    """Return x and y in their final types; refuse unequal lengths, labels out of range, NaN and infinity.
+
+    Pixels (uint8) are divided by 255, their public range. `part` is "" or "test_", for the names in errors.
+    """
     if x.ndim < 2 or y.ndim != 1:
         raise DataError(f"{part}x of shape {x.shape} and {part}y of shape {y.shape}", "x [n, ...] and y [n]")
     lengths = {"x": len(x), "y": len(y)} | ({} if groups is None else {"groups": len(groups)})
@@ -141,55 +178,207 @@ def _checked(x: Array, y: Array, groups: Ints | None, classes: int | None, part:
         raise DataError(found, "the same number in each")
     if not len(y):
         raise DataError(f"no records in {part}y", "at least one", "five records or more can be split into two parts")
-    x, y = _features(x, part + "x"), _targets(y, classes, part + "y")
-    _check_finite(part + "x", x)
-    _check_finite(part + "y", y)
-    return x, y
-
-
-def _features(x: Array, label: str) -> Array:
     if x.dtype == np.uint8:
-        return np.divide(x, np.float32(255), dtype=np.float32)
-    if x.dtype.kind in "iu":
-        return int64(x, label)
-    return _float32(x, label)
+        x = np.divide(x, np.float32(255), dtype=np.float32)
+    if classes is not None:
+        if y.dtype.kind not in "iu":
+            fix = "store it as int64, or leave classes out for regression"
+            raise DataError(f"{part}y of type {y.dtype}", "integer labels", fix)
+        wrong = np.flatnonzero((y < 0) | (y >= classes))
+        if len(wrong):
+            found = f"label {y[wrong[0]]} in {part}y, record {wrong[0]}"
+            raise DataError(found, f"labels from 0 to {classes - 1}")
+    final_x = int64(x, part + "x") if x.dtype.kind in "iu" else _finite_float32(x, part + "x")
+    return final_x, _finite_float32(y, part + "y") if classes is None else y.astype(np.int64, copy=False)
 
 
 def int64(values: Array, label: str) -> Array:
+    """Return integers as int64; refuse unsigned numbers beyond its range."""
     if values.dtype == np.uint64 and values.size and int(values.max()) > np.iinfo(np.int64).max:
         raise DataError(f"the number {values.max()} in {label}", "integers of 64 bits with a sign")
     return values.astype(np.int64, copy=False)
 
 
-def _targets(y: Array, classes: int | None, name: str) -> Array:
-    """int64 labels inside 0 .. classes - 1, or float32 targets."""
-    if classes is None:
-        return _float32(y, name)
-    if y.dtype.kind not in "iu":
-        found = f"{name} of type {y.dtype}"
-        raise DataError(found, "integer labels", "store it as int64, or leave classes out for regression")
-    wrong = np.flatnonzero((y < 0) | (y >= classes))
-    if len(wrong):
-        raise DataError(f"label {y[wrong[0]]} in {name}, record {wrong[0]}", f"labels from 0 to {classes - 1}")
-    return y.astype(np.int64, copy=False)
-
-
-def _float32(values: Array, label: str) -> Array:
-    """`values` in float32; what overflows becomes infinite and is refused by the next check."""
+def _finite_float32(values: Array, label: str) -> Array:
     if values.dtype.kind not in "fiub":
         raise DataError(f"{label} of type {values.dtype}", "real numbers")
-    with np.errstate(over="ignore"):
-        return values.astype(np.float32, copy=False)
-
-
-def _check_finite(label: str, values: Array) -> None:
-    if not np.issubdtype(values.dtype, np.floating):
-        return
+    with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused
+        values = values.astype(np.float32, copy=False)
     finite = np.isfinite(values)
-    if finite.all():
-        return
-    wrong = int(values.size - np.count_nonzero(finite))
-    record, *inside = (int(i) for i in np.unravel_index(int(np.argmin(finite)), values.shape))
-    where = f"record {record}" + (f", position {tuple(inside)}" if inside else "")
-    found = f"{wrong} NaN or infinite value(s) in {label}, the first in {where}"
-    raise DataError(found, "finite numbers", "impute missing values by public constants before training")
+    if not finite.all():
+        wrong = int(values.size - np.count_nonzero(finite))
+        record, *inside = (int(i) for i in np.unravel_index(int(np.argmin(finite)), values.shape))
+        where = f"record {record}" + (f", position {tuple(inside)}" if inside else "")
+        found = f"{wrong} NaN or infinite value(s) in {label}, the first in {where}"
+        raise DataError(found, "finite numbers", "impute missing values by public constants before training")
+    return values
+
+
+# ---- partitions over simulated clients -------------------------------------------------------------------------------
+
+
+@codec.hides_values
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """Partition in compressed rows: client i holds the records index[offsets[i]:offsets[i+1]]."""
+
+    index: Ints  # [records assigned]
+    offsets: Ints  # [population + 1], from 0 to len(index)
+
+    @property
+    def population(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Ints:
+        """Number of records of every client, [population]."""
+        return np.diff(self.offsets)
+
+    def of(self, client: int) -> Ints:
+        """Return the rows of one client."""
+        if not 0 <= client < self.population:
+            raise DataError(f"client {client}", f"0 <= client < {self.population}")
+        return self.index[self.offsets[client] : self.offsets[client + 1]]
+
+
+class Partitioner(Part):
+    """Partition rule: assigns the records of a data set to clients."""
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "per_client"):
+            value = getattr(self, name, None)
+            if isinstance(value, int) and value < 1:
+                raise DataError(f"{name} = {value}", f"{name} >= 1")
+
+    @abstractmethod
+    def split(self, y: Array, groups: Array | None, rng: np.random.Generator) -> Split:
+        """Assign the records with targets `y` and natural groups `groups`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Iid(Partitioner, kind="iid"):
+    """Records at random; sizes differ by at most one."""
+
+    clients: int
+
+    def split(self, y: Array, groups: Array | None, rng: np.random.Generator) -> Split:
+        _check_enough(len(y), self.clients, "one record per client")
+        return Split(rng.permutation(len(y)).astype(np.int64), np.arange(self.clients + 1) * len(y) // self.clients)
+
+
+@dataclass(frozen=True, slots=True)
+class Dirichlet(Partitioner, kind="dirichlet"):
+    """Label skew: of each class, client i gets the share p_i, p ~ Dirichlet(alpha, ..., alpha) (Hsu et al., 2019).
+
+    A client left with fewer than `least` records is topped up with random ones that the others can spare.
+    """
+
+    clients: int
+    alpha: float
+    least: int = 1
+
+    def __post_init__(self) -> None:
+        Partitioner.__post_init__(self)
+        if not 0 < self.alpha < np.inf:
+            found = f"alpha = {self.alpha}"
+            raise DataError(found, "0 < alpha < infinity", "use 0.1 for strong skew, 100 for almost none")
+        if self.least < 0:
+            raise DataError(f"least = {self.least}", "least >= 0")
+
+    def split(self, y: Array, groups: Array | None, rng: np.random.Generator) -> Split:
+        _check_labels(y, "Dirichlet")
+        _check_enough(len(y), self.clients * max(self.least, 1), f"{max(self.least, 1)} record(s) per client")
+        order, owners = _random_then_sorted(y, rng), []
+        for n in np.unique(y, return_counts=True)[1]:  # of each class, edges at the rounded cumulative shares
+            cumulative = np.cumsum(rng.dirichlet(np.full(self.clients, self.alpha)))
+            edges = np.rint(np.minimum(cumulative, 1.0) * n).astype(np.int64)
+            edges[-1] = n
+            owners.append(np.repeat(np.arange(self.clients), np.diff(edges, prepend=0)))
+        return _grouped(order, self._top_up(np.concatenate(owners), rng), self.clients)
+
+    def _top_up(self, owner: Ints, rng: np.random.Generator) -> Ints:
+        """Move random spare records (beyond the first `least` of their client) to the clients that lack some."""
+        sizes = np.bincount(owner, minlength=self.clients)
+        lack = np.maximum(self.least - sizes, 0)
+        order = _random_then_sorted(owner, rng)
+        rank = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner[order]]
+        spare = order[rank >= self.least]
+        moved = owner.copy()
+        moved[rng.choice(spare, int(lack.sum()), replace=False)] = np.repeat(np.arange(self.clients), lack)
+        return moved
+
+
+@dataclass(frozen=True, slots=True)
+class Shards(Partitioner, kind="shards"):
+    """Records sorted by label, cut into clients * per_client shards, dealt at random (McMahan et al., 2017)."""
+
+    clients: int
+    per_client: int = 2
+
+    def split(self, y: Array, groups: Array | None, rng: np.random.Generator) -> Split:
+        _check_labels(y, "Shards")
+        shards = self.clients * self.per_client
+        _check_enough(len(y), shards, "one record per shard")
+        client_of_shard = rng.permutation(shards) // self.per_client
+        owner = np.repeat(client_of_shard, np.diff(np.arange(shards + 1) * len(y) // shards))
+        return _grouped(_random_then_sorted(y, rng), owner, self.clients)
+
+
+@dataclass(frozen=True, slots=True)
+class SortedTarget(Partitioner, kind="sorted_target"):
+    """Silos by sorted target, as in regression on charges or interest rates: the most heterogeneous equal silos."""
+
+    clients: int
+
+    def split(self, y: Array, groups: Array | None, rng: np.random.Generator) -> Split:
+        _check_enough(len(y), self.clients, "one record per client")
+        return Split(_random_then_sorted(y, rng), np.arange(self.clients + 1) * len(y) // self.clients)
+
+
+@dataclass(frozen=True, slots=True)
+class Natural(Partitioner, kind="natural"):
+    """Real groups of the data: writers, roles, hospitals. `clients` of them at random, or all."""
+
+    clients: int | None = None
+
+    def split(self, y: Array, groups: Array | None, rng: np.random.Generator) -> Split:
+        """Return one client per group, in the order of the group numbers."""
+        if groups is None:
+            raise DataError("a data set without groups", "the natural client of every record", "use Iid or Dirichlet")
+        if len(groups) != len(y):
+            raise DataError(f"{len(groups)} groups for {len(y)} records", "one group per record")
+        known, code = np.unique(groups, return_inverse=True)
+        chosen = np.arange(len(known))
+        if self.clients is not None:
+            if self.clients > len(known):
+                fix = f"ask for clients <= {len(known)}"
+                raise DataError(f"{len(known)} groups", f"at least {self.clients}", fix)
+            chosen = np.sort(rng.choice(len(known), self.clients, replace=False))
+        client = np.full(len(known), -1, dtype=np.int64)
+        client[chosen] = np.arange(len(chosen))
+        rows = np.flatnonzero(client[code] >= 0)
+        return _grouped(rows, client[code[rows]], len(chosen))
+
+
+def _random_then_sorted(key: Array, rng: np.random.Generator) -> Ints:
+    """Return the order that sorts `key`, ties at random."""
+    shuffled = rng.permutation(len(key)).astype(np.int64)
+    return shuffled[np.argsort(key[shuffled], kind="stable")]
+
+
+def _grouped(records: Ints, owner: Ints, clients: int) -> Split:
+    """Return the split of `records` by `owner`, the client number of each of them."""
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=clients))]).astype(np.int64)
+    return Split(records[np.argsort(owner, kind="stable")].astype(np.int64), offsets)
+
+
+def _check_enough(records: int, needed: int, what: str) -> None:
+    if records < needed:
+        raise DataError(f"{records} records", f"at least {needed} ({what})", "ask for fewer clients, or load more data")
+
+
+def _check_labels(y: Array, rule: str) -> None:
+    if y.ndim != 1:
+        raise DataError(f"targets of shape {list(y.shape)}", f"one label per record, for {rule}", "use Iid")
+    if not np.issubdtype(y.dtype, np.integer):
+        raise DataError(f"targets of type {y.dtype}", f"integer labels, for {rule}", "use SortedTarget for regression")

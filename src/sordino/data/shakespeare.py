@@ -1,9 +1,9 @@
-"""Shakespeare's roles as clients, next-character prediction, by LEAF's rule from Gutenberg's text of 1994.
+"""LEAF's data sets: Shakespeare's roles as clients (from Gutenberg's text of 1994), and the whole FEMNIST.
 
 A play begins at a line "by William Shakespeare", its title stands two to seven lines above. Two blanks, a name and a
 full stop begin a speech, four blanks continue it; The Comedy of Errors is printed without them. A role is a client if
 it has three lines or more and more than 80 characters. Sonnets, contents and what comes after the plays are left out.
-Below, the whole FEMNIST as LEAF's script writes it: JSON files of users with their images. Called by `datasets`.
+FEMNIST is read as LEAF's script writes it: JSON files of users with their images. Called by `datasets` and `images`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from sordino.data.downloads import Source, cache_folder, find, read
+from sordino.data.files import Source, cache_folder, find_source, read_source
 from sordino.data.records import Array, Dataset, Ints, fixed_order
 from sordino.errors import DataError
 
@@ -35,19 +35,19 @@ Play = dict[str, list[str]]  # what each role says, line by line
 
 
 def text_of(archive: bytes) -> str:
-    """The text in Gutenberg's archive: read in memory, nothing is unpacked to a path of the archive's choice."""
+    """Return the text in Gutenberg's archive, read in memory: nothing is unpacked to a path of the archive's choice."""
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as held:
             info = next(one for one in held.infolist() if one.filename.rpartition("/")[2].lower() == "100.txt")
             if info.file_size > MOST:
                 raise DataError(f"{info.file_size:,} bytes of 100.txt", f"at most {MOST:,}")
-            return checked(held.read(info))
+            return verified_text(held.read(info))
     except (zipfile.BadZipFile, StopIteration, NotImplementedError, RuntimeError, EOFError) as error:
         raise DataError(f"an archive without 100.txt ({error})", "Gutenberg's 1994-01-100.zip", FIX) from None
 
 
-def checked(content: bytes) -> str:
-    """The text, if it is the one that LEAF reads; how its lines end does not matter."""
+def verified_text(content: bytes) -> str:
+    """Return the text if it is the one that LEAF reads, whatever its line ends; refuse any other."""
     plain = content.replace(b"\r\n", b"\n")
     found = hashlib.sha256(plain).hexdigest()
     if found != TEXT_SUM:
@@ -56,7 +56,7 @@ def checked(content: bytes) -> str:
 
 
 def roles_of(text: str) -> dict[str, str]:
-    """What every role says, as one line of text, by the role's name in LEAF's spelling, in order."""
+    """Return the lines of every role as one text, by the role's name in LEAF's spelling, in order."""
     found = {}
     for title, play in _plays(text.splitlines()[1:]):
         for role, said in play.items() if len(play) > 1 else ():
@@ -67,7 +67,7 @@ def roles_of(text: str) -> dict[str, str]:
 
 
 def _plays(lines: list[str]) -> Iterator[tuple[str, Play]]:
-    """Title and roles, play by play; the first author's line is that of the sonnets."""
+    """Yield title and roles of each play; the first author's line is that of the sonnets."""
     begins = [i for i, line in enumerate(lines) if AUTHOR in line and i <= LAST][1:]
     for begin, end in zip(begins, [*begins[1:], LAST + 1], strict=True):
         title = next((above.strip() for above in reversed(lines[begin - 7 : begin - 1]) if above.strip()), "")
@@ -101,25 +101,35 @@ PLAYS = Source(  # no sum of the archive is published; that of the text in it is
 
 
 def shakespeare(*, roles: int = 100, per_role: int = 500, least: int = 100) -> Dataset:
-    """80 characters predict the next; the groups are the roles with at least `least` samples.
+    """Load windows of 80 characters that predict the next; the groups are the roles with at least `least` samples.
 
     `roles` of them in a fixed public order, each with at most `per_role` training windows, evenly spread over the first
     80% of its text, and a quarter as many test windows from the rest: no character is in both. 640 bytes per window.
     """
     if min(roles, per_role, least) < 1:
         raise DataError(f"roles = {roles}, per_role = {per_role}, least = {least}", "each at least 1")
-    texts = [np.asarray(encode(said), dtype=np.int64) for said in spoken(roles, least)]
-    cuts = [len(text) * 4 // 5 for text in texts]
-    train = [windows(text[:cut], per_role) for text, cut in zip(texts, cuts, strict=True)]
-    test = [windows(text[cut:], max(per_role // 4, 1)) for text, cut in zip(texts, cuts, strict=True)]
-    (x, y, groups), (test_x, test_y, test_groups) = _stack(train), _stack(test)
-    return Dataset(
-        x=x, y=y, test_x=test_x, test_y=test_y, groups=groups, test_groups=test_groups, classes=len(ALPHABET)
+    texts = [encode(text) for text in role_texts(roles, least)]
+    train = [windows(text[: len(text) * 4 // 5], per_role) for text in texts]
+    test = [windows(text[len(text) * 4 // 5 :], max(per_role // 4, 1)) for text in texts]
+    return _dataset(dict(enumerate(train)), dict(enumerate(test)), len(ALPHABET))
+
+
+def _dataset(train: dict[Any, tuple[Array, Ints]], test: dict[Any, tuple[Array, Ints]], classes: int) -> Dataset:
+    """Stack x and y of every natural client into one data set; clients are numbered in the order of `train`."""
+    places = {name: place for place, name in enumerate(train)}
+    (x, y, groups), (test_x, test_y, test_groups) = (
+        (
+            np.concatenate([x for x, _ in held.values()]),
+            np.concatenate([y for _, y in held.values()]),
+            np.repeat([places[name] for name in held], [len(y) for _, y in held.values()]).astype(np.int64),
+        )
+        for held in (train, test)
     )
+    return Dataset(x=x, y=y, test_x=test_x, test_y=test_y, groups=groups, test_groups=test_groups, classes=classes)
 
 
 def encode(text: str) -> Ints:
-    """The labels of the characters of a text."""
+    """Return the labels of the characters of a text."""
     table = np.full(129, -1, dtype=np.int64)  # the last place is for every character beyond ASCII
     table[np.frombuffer(ALPHABET.encode("ascii"), np.uint8)] = np.arange(len(ALPHABET))
     labels = table[np.minimum(np.frombuffer(text.encode("utf-32-le"), np.uint32), 128)]
@@ -129,32 +139,26 @@ def encode(text: str) -> Ints:
 
 
 def windows(text: Ints, most: int) -> tuple[Ints, Ints]:
-    """At most `most` windows evenly spread over a text, [m, WINDOW], and the character after each, [m]."""
+    """Return at most `most` windows evenly spread over a text, [m, WINDOW], and the character after each, [m]."""
     places = max(len(text) - WINDOW, 0)
     count = min(most, places)
     starts = np.arange(count) * places // max(count, 1)
     return text[starts[:, None] + np.arange(WINDOW)], text[starts + WINDOW]
 
 
-def spoken(asked: int, least: int) -> list[str]:
-    """The first `asked` roles, in the fixed order, among those with enough samples."""
-    able = [text for text in _texts() if len(text) - WINDOW >= least]
-    if asked > len(able):
-        raise DataError(f"{len(able)} roles with {least} samples or more", f"{asked}", "ask for fewer roles")
-    return [able[i] for i in fixed_order(len(able))[:asked]]
+def role_texts(count: int, least: int) -> list[str]:
+    """Return the texts of the first `count` roles, in the fixed order, among those with at least `least` samples.
 
-
-def _texts() -> list[str]:
-    """What every role says, in the order of their names: the packed file if there is one, else Gutenberg's archive."""
-    if find(ROLES) is None:
-        return list(roles_of(text_of(read(PLAYS))).values())
-    return [json.loads(line)["text"] for line in read(ROLES).decode("utf-8").splitlines()]
-
-
-def _stack(parts: list[tuple[Ints, Ints]]) -> tuple[Array, Array, Ints]:
-    """All windows, all next characters, and the role of each."""
-    groups = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
-    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), groups
+    They are read from the packed file if there is one, else from Gutenberg's archive.
+    """
+    if find_source(ROLES) is None:
+        texts = list(roles_of(text_of(read_source(PLAYS))).values())
+    else:
+        texts = [json.loads(line)["text"] for line in read_source(ROLES).decode("utf-8").splitlines()]
+    able = [text for text in texts if len(text) - WINDOW >= least]
+    if count > len(able):
+        raise DataError(f"{len(able)} roles with {least} samples or more", f"{count}", "ask for fewer roles")
+    return [able[i] for i in fixed_order(len(able))[:count]]
 
 
 FOLDER, CLASSES, PIXELS = "femnist/leaf", 62, 784
@@ -162,11 +166,10 @@ HOW = (
     "clone https://github.com/TalwalkarLab/leaf, run data/femnist/preprocess.sh -s niid --sf 1.0 -k 0 -t sample, and "
     "put its data/train and data/test into {folder}"
 )
-User = tuple[str, Array, Ints]  # name, images [n, 28, 28], labels [n]
 
 
 def femnist_leaf(*, path: str | Path | None = None, writers: int | None = None, least: int = 1) -> Dataset:
-    """62 handwritten characters of about 3,550 writers, the groups; or of the first `writers` with `least` images.
+    """Load 62 handwritten characters of about 3,550 writers, the groups; or of the first `writers` with `least` images.
 
     LEAF draws its split itself and publishes no sum, so what is checked is the content: 784 numbers from 0 to 1 in
     each image, labels below 62, test writers that have training images too. White is 1.
@@ -175,49 +178,36 @@ def femnist_leaf(*, path: str | Path | None = None, writers: int | None = None, 
     folder = named or cache_folder() / FOLDER
     if named is None or not (folder / "train").is_dir() or not (folder / "test").is_dir():
         raise DataError(f"no LEAF FEMNIST in {folder}", "its folders train and test", HOW.format(folder=folder))
-    train = {name: (x, y) for name, x, y in _users(folder / "train") if len(y) >= least}
-    chosen = sorted(train)[:writers]
-    test = {name: (x, y) for name, x, y in _users(folder / "test") if name in set(chosen)}
+    able = {name: (x, y) for name, x, y in _users(folder / "train") if len(y) >= least}
+    chosen = sorted(able)[:writers]
+    found_test = {name: (x, y) for name, x, y in _users(folder / "test") if name in set(chosen)}
+    train, test = {name: able[name] for name in chosen}, {n: found_test[n] for n in chosen if n in found_test}
     if not chosen or not test or (writers is not None and len(chosen) < writers):
         found = f"{len(chosen)} writers with {least} training images or more, {len(test)} of them with a test"
         raise DataError(f"{found} in {folder}", "at least as many as are asked for", "ask for fewer")
-    x, y, groups = _stacked(train, chosen, chosen)
-    test_x, test_y, test_groups = _stacked(test, [name for name in chosen if name in test], chosen)
-    return Dataset(x=x, y=y, test_x=test_x, test_y=test_y, groups=groups, test_groups=test_groups, classes=CLASSES)
+    return _dataset(train, test, CLASSES)
 
 
 def leaf_folder() -> Path | None:
-    """LEAF's folder below SORDINO_DATA or the cache, if there is one."""
+    """Return LEAF's folder below SORDINO_DATA or the cache, or None."""
     named = os.environ.get("SORDINO_DATA")
     folders = [*([Path(named).expanduser()] if named else []), cache_folder()]
     return next((folder / FOLDER for folder in folders if (folder / FOLDER / "train").is_dir()), None)
 
 
-def _users(folder: Path) -> Iterator[User]:
+def _users(folder: Path) -> Iterator[tuple[str, Array, Ints]]:
+    """Yield name, images [n, 1, 28, 28] and labels [n] of every user in the JSON files of a folder."""
     for file in sorted(folder.glob("*.json")):
         try:
             held: Any = json.loads(file.read_bytes())
-            users, data = held["users"], held["user_data"]
-            yield from (_user(str(name), data[name], file) for name in users)
+            for name in held["users"]:
+                data = held["user_data"][name]
+                x, y = np.asarray(data["x"], dtype=np.float64).reshape(-1, PIXELS), np.asarray(data["y"], np.int64)
+                if len(x) != len(y) or not len(y) or not (0 <= y.min() <= y.max() < CLASSES):
+                    raise ValueError(f"user {name}: {len(x)} images and {len(y)} labels, which must be below {CLASSES}")
+                if not (x.min() >= 0 and x.max() <= 1):
+                    raise ValueError(f"user {name}: pixels from {x.min():g} to {x.max():g}, which must be from 0 to 1")
+                yield str(name), np.rint(x * 255).astype(np.uint8).reshape(-1, 1, 28, 28), y
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             found = f"{file}, which cannot be read ({error!r})"
             raise DataError(found, "users and user_data, as LEAF writes") from None
-
-
-def _user(name: str, data: Any, file: Path) -> User:
-    x, y = np.asarray(data["x"], dtype=np.float64).reshape(-1, PIXELS), np.asarray(data["y"], dtype=np.int64)
-    if len(x) != len(y) or not len(y) or not (0 <= y.min() <= y.max() < CLASSES):
-        raise ValueError(f"user {name}: {len(x)} images and {len(y)} labels, which must be below {CLASSES}")
-    if not (x.min() >= 0 and x.max() <= 1):
-        raise ValueError(f"user {name}: pixels from {x.min():g} to {x.max():g}, which must be from 0 to 1")
-    return name, np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y
-
-
-def _stacked(held: dict[str, tuple[Array, Ints]], names: list[str], order: list[str]) -> tuple[Array, Ints, Ints]:
-    places = {name: place for place, name in enumerate(order)}
-    groups = np.repeat([places[name] for name in names], [len(held[name][1]) for name in names])
-    return (
-        np.concatenate([held[name][0] for name in names])[:, None],
-        np.concatenate([held[name][1] for name in names]),
-        groups.astype(np.int64),
-    )

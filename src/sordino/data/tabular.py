@@ -9,22 +9,22 @@ knowledge, since a range read off private rows is itself a release.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from sordino.data.columns import ZEROS, Column, encode
-from sordino.data.downloads import Source, read
-from sordino.data.files import TextTable, parse_csv
-from sordino.data.records import Array, Dataset, hold_out, to_unit
+from sordino.data.files import Source, TextTable, parse_csv, read_source
+from sordino.data.records import Array, Dataset, hold_out
+from sordino.data.tables import ZEROS, Column, encode, to_unit
 from sordino.errors import DataError
 
 Columns = dict[str, Column]
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
 
 
-def _numeric(ranges: dict[str, tuple[float, float]], missing: dict[str, float] | None = None) -> Columns:
+def _numeric(ranges: Mapping[str, tuple[float, float]], missing: dict[str, float] | None = None) -> Columns:
     """Columns of numbers with public ranges; `missing` has the public constants that stand for no value."""
     return {name: Column(range=span, missing=(missing or {}).get(name)) for name, span in ranges.items()}
 
@@ -34,7 +34,7 @@ def _categorical(vocabularies: dict[str, str]) -> Columns:
 
 
 def _table(source: Source, header: str = "") -> TextTable:
-    lines = read(source).decode("utf-8").splitlines(keepends=True)
+    lines = read_source(source).decode("utf-8").splitlines(keepends=True)
     text = "".join(line for line in lines if not line.startswith("|"))  # adult.test begins with such a line
     return parse_csv(Path(source.path), text, tuple(header.split()))
 
@@ -43,33 +43,19 @@ def _features(table: TextTable, columns: Columns) -> Array:
     return np.hstack([encode(table, name, column) for name, column in columns.items()]).astype(np.float32)
 
 
-# --- Adult ---
-
-ADULT = (
-    Source(
-        "adult/adult.data",
-        "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-        _UCI + "adult/adult.data",
-    ),
-    Source(
-        "adult/adult.test",
-        "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-        _UCI + "adult/adult.test",
-    ),
-)
+_ADULT_SUMS = {
+    "adult/adult.data": "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+    "adult/adult.test": "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+}
+ADULT = tuple(Source(path, digest, _UCI + path) for path, digest in _ADULT_SUMS.items())
 _ADULT_HEADER = (
     "age workclass fnlwgt education education-num marital-status occupation relationship race sex "
     "capital-gain capital-loss hours-per-week native-country income"
 )
 # The vocabulary of adult.names. fnlwgt is left out: a sampling weight of the census, not a feature of a person.
 ADULT_COLUMNS = _numeric(
-    {
-        "age": (17, 90),
-        "education-num": (1, 16),
-        "capital-gain": (0, 10_000),
-        "capital-loss": (0, 5_000),
-        "hours-per-week": (0, 100),
-    }
+    {"age": (17, 90), "education-num": (1, 16), "capital-gain": (0, 10_000), "capital-loss": (0, 5_000)}
+    | {"hours-per-week": (0, 100)}
 ) | _categorical(
     {
         "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked",
@@ -91,18 +77,13 @@ ADULT_COLUMNS = _numeric(
 
 
 def adult() -> Dataset:
-    """Income above 50,000 dollars; the test is UCI's own."""
-    (x, y), (test_x, test_y) = (_adult_part(source) for source in ADULT)
+    """Load UCI Adult: income above 50,000 dollars; the test is UCI's own."""
+    parts = [_table(source, _ADULT_HEADER) for source in ADULT]
+    x, test_x = (_features(table, ADULT_COLUMNS) for table in parts)
+    incomes = [[token.rstrip(".") == ">50K" for token in table.column("income")] for table in parts]
+    y, test_y = (np.array(rich, dtype=np.int64) for rich in incomes)
     return Dataset(x=x, y=y, test_x=test_x, test_y=test_y, classes=2)
 
-
-def _adult_part(source: Source) -> tuple[Array, Array]:
-    table = _table(source, _ADULT_HEADER)
-    rich = [token.rstrip(".") == ">50K" for token in table.column("income")]
-    return _features(table, ADULT_COLUMNS), np.array(rich, dtype=np.int64)
-
-
-# --- Heart disease ---
 
 HOSPITALS = {
     "cleveland": "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
@@ -122,7 +103,7 @@ HEART_COLUMNS = _numeric(
 
 
 def heart_disease() -> Dataset:
-    """Heart disease present; the four hospitals are the groups, and a fifth of each is the test."""
+    """Load UCI heart disease: present or not; the four hospitals are the groups, and a fifth of each is the test."""
     tables = [_hospital(name, digest) for name, digest in HOSPITALS.items()]
     x = np.concatenate([_features(table, HEART_COLUMNS) for table in tables])
     y = np.concatenate([(table.numbers("num") != 0).astype(np.int64) for table in tables])
@@ -131,7 +112,7 @@ def heart_disease() -> Dataset:
 
 
 def _hospital(name: str, digest: str) -> TextTable:
-    """One hospital's table; a pressure or cholesterol of 0 is missing."""
+    """Return one hospital's table; a pressure or cholesterol of 0 is missing."""
     file = f"processed.{name}.data"
     table = _table(Source(f"heart_disease/{file}", f"sha256:{digest}", f"{_UCI}heart-disease/{file}"), _HEART_HEADER)
     measured = [table.header.index(column) for column in ("trestbps", "chol")]
@@ -139,8 +120,6 @@ def _hospital(name: str, digest: str) -> TextTable:
     rows = [["?" if j in measured and cell in zeros else cell for j, cell in enumerate(row)] for row in table.rows]
     return replace(table, rows=rows)
 
-
-# --- Regression ---
 
 INSURANCE = Source(
     "insurance/insurance.csv",
@@ -153,9 +132,9 @@ INSURANCE_COLUMNS = _numeric({"age": (18, 65), "bmi": (15, 55), "children": (0, 
 
 
 def insurance() -> Dataset:
-    """Medical charges of a year, in units of 10,000 dollars."""
+    """Load medical charges of a year, in units of 10,000 dollars."""
     table = _table(INSURANCE)
-    return hold_out(_features(table, INSURANCE_COLUMNS), table.numbers("charges") / 10_000, target_unit=10_000.0)
+    return hold_out(_features(table, INSURANCE_COLUMNS), table.numbers("charges") / 10_000, unit=10_000.0)
 
 
 LOANS = Source(  # published by OpenIntro without a sum; what is read of it has one
@@ -175,7 +154,7 @@ LOANS_COLUMNS = _numeric(
 
 
 def loans() -> Dataset:
-    """The interest rate of a loan, in units of 10 percent."""
+    """Load loans with their interest rate, in units of 10 percent."""
     table = _table(LOANS)
     missing = next((name for name in (*LOANS_COLUMNS, "interest_rate") if name not in table.header), None)
     if missing is not None:
@@ -185,10 +164,8 @@ def loans() -> Dataset:
     if found != LOANS_SUM:
         fix = f"delete {LOANS.path} in the cache and load again"
         raise DataError(f"other loans in {LOANS.path} (sha256 of their numbers {found})", f"those of {LOANS.url}", fix)
-    return hold_out(x, rate / 10, target_unit=10.0)
+    return hold_out(x, rate / 10, unit=10.0)
 
-
-# --- Bundled with scikit-learn ---
 
 Range = tuple[float, float]
 
@@ -215,12 +192,11 @@ WINE: tuple[Range, ...] = (
 
 
 def _scaled(values: Array, ranges: tuple[Range, ...]) -> Array:
-    low, high = np.array(ranges, dtype=np.float64).T
-    return to_unit(values, low, high)
+    return to_unit(values, *np.array(ranges, dtype=np.float64).T)
 
 
 def digits() -> Dataset:
-    """Handwritten digits, 8x8 pixels from 0 to 16."""
+    """Load handwritten digits, 8x8 pixels from 0 to 16."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -228,7 +204,7 @@ def digits() -> Dataset:
 
 
 def breast_cancer() -> Dataset:
-    """Benign or malignant from 30 measurements."""
+    """Load breast tumours: benign or malignant from 30 measurements."""
     from sklearn.datasets import load_breast_cancer
 
     x, y = load_breast_cancer(return_X_y=True)
@@ -236,7 +212,7 @@ def breast_cancer() -> Dataset:
 
 
 def wine() -> Dataset:
-    """The cultivar of a wine from 13 measurements."""
+    """Load wines: the cultivar from 13 measurements."""
     from sklearn.datasets import load_wine
 
     x, y = load_wine(return_X_y=True)
@@ -244,8 +220,8 @@ def wine() -> Dataset:
 
 
 def diabetes() -> Dataset:
-    """Disease progression after one year, in hundreds; raw columns, as the scaled ones use the data's moments."""
+    """Load disease progression after one year, in hundreds; raw columns, as the scaled ones use the data's moments."""
     from sklearn.datasets import load_diabetes
 
     x, y = load_diabetes(return_X_y=True, scaled=False)
-    return hold_out(_scaled(x, DIABETES), y / 100, target_unit=100.0)
+    return hold_out(_scaled(x, DIABETES), y / 100, unit=100.0)

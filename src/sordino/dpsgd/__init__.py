@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from sordino.dpsgd.batch_independence import refuse_mixing as refuse_mixing
     from sordino.dpsgd.clipped_sum import Clipped as Clipped
     from sordino.dpsgd.clipped_sum import ClippedGradient as ClippedGradient
-    from sordino.dpsgd.clipped_sum import Recorder as Recorder
     from sordino.dpsgd.loader import PrivateLoader as PrivateLoader
     from sordino.dpsgd.optimizer import PrivateOptimizer as PrivateOptimizer
     from sordino.dpsgd.private_loop import make_private as make_private

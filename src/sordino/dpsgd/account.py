@@ -1,11 +1,15 @@
-"""Accounts of a private loop: steps are counted before their noise is drawn, in the loop and in its ledger.
+"""Accounts of a private loop (steps are counted before their noise is drawn, in the loop and its ledger), certificate.
 
     admission   all planned steps at once, before the first noise is drawn, as a run of `sordino run` is admitted
     a block     about `BLOCKS` of them in a run, cut where an epoch ends: charged before its first step; planned ones
-                were charged at admission, any other (beyond the plan, or a block again) is charged by itself
+                were charged at admission, any other (beyond the plan, or a block again) is charged separately
 
 The count only grows. The ledger knows which blocks were begun: a checkpoint that is older than that (copied, rolled
-back, saved before a kill) goes on from the ledger's count, and the steps that are taken anew are charged.
+back, saved before a kill) continues from the ledger's count, and the steps that are taken anew are charged.
+
+A certificate on disk holds certificate, plan and facts in one file. `certify` proves that the numbers are those of the
+plan and the counts in this very file. It cannot prove that the loop took no other step, for a loop has no chain of
+charges as the folder of a run does; a signature says who vouches for it. Called by `optimizer`, `runs` and `cli`.
 """
 
 from __future__ import annotations
@@ -23,17 +27,19 @@ from sordino import codec
 from sordino.accounting.composition import Participation
 from sordino.accounting.events import Event
 from sordino.accounting.rounding import upto
+from sordino.certificate.build import certificate
+from sordino.certificate.certificate_file import compare_text, parse, text_of
 from sordino.certificate.earlier_runs import EarlierRun, cost_of
 from sordino.certificate.facts import Facts, Loop, run_cost
 from sordino.data.lineage import IN_PROCESS, Runs, register_loop
-from sordino.dpsgd.loop_state import LoopRecord, read_record, write_record
-from sordino.dpsgd.settings import Settings
-from sordino.errors import BudgetError, ConfigError, brief_repr
+from sordino.dpsgd.settings import LoopRecord, Settings, read_record, write_record
+from sordino.errors import BudgetError, CertificateError, ConfigError, UserError, brief_repr
 from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Item, Standing
+from sordino.plan import Plan
 from sordino.version import versions
 
-ELSEWHERE = "0" * 32  # the name of steps that the ledger knows and no checkpoint does
+ELSEWHERE = "0" * 32  # process name of the steps that the ledger knows and no checkpoint does
 
 
 class Account:
@@ -41,7 +47,7 @@ class Account:
 
     Loading a checkpoint takes the larger count for every process, so neither going back to an older checkpoint nor
     joining two that grew apart makes a release disappear. A copy of an account (deepcopy, pickle, fork) counts what
-    it charges under a name of its own: two copies that are joined are charged for the steps of both. Whatever this
+    it charges under a new name: two copies that are joined are charged for the steps of both. Whatever this
     process has charged for a run is counted in every account of that run, whatever a checkpoint says.
     """
 
@@ -52,7 +58,6 @@ class Account:
         self._rename()
 
     def _rename(self) -> None:
-        """From here on charge under a new name, in this process."""
         self.own, self.process = uuid.uuid4().hex, os.getpid()
         self.taken[self.own] = 0
         if self.ledger is not None:
@@ -64,16 +69,15 @@ class Account:
 
     @property
     def steps(self) -> int:
-        """How many noised steps were charged."""
+        """Number of noised steps that were charged."""
         return sum(self.taken.values())
 
     @cached_property
     def max_steps(self) -> float:
-        """The most steps that the target epsilon allows; computed only once the planned ones are gone."""
         return self.settings.max_steps()
 
     def charge(self) -> int:
-        """Count one step, before its noise exists; its number."""
+        """Count one step, before its noise exists, and return its number."""
         number = self.steps
         if number >= self.settings.steps and number >= self.max_steps:
             target = f"epsilon {upto(self.settings.epsilon, 6)} at delta {upto(self.settings.delta)}"
@@ -90,15 +94,15 @@ class Account:
         return number
 
     def state(self, **others: Any) -> dict[str, Any]:
-        """Record for a checkpoint; `others` are bound by the same checksum."""
+        """Return the record for a checkpoint; `others` are bound by the same checksum."""
         charged_to = {} if self.ledger is None else {"dataset": self.ledger.dataset}
         before = {"earlier": codec.dump(self.earlier)} if self.earlier else {}
         return write_record(self.settings, self.run, self.taken, **charged_to, **before, **others)
 
     def join(self, record: LoopRecord) -> dict[str, int]:
-        """The counts of this account, of a checkpoint, and of this process: the larger of each name's.
+        """Return, for each process, the largest count of this account, of a checkpoint, and of this process.
 
-        Steps that the ledger has seen begun, and that none of them has, stand under a name of their own.
+        Steps that only the ledger knows are counted under `ELSEWHERE`.
         """
         if self.ledger is not None:  # a loop that is charged to a ledger goes on being charged to it
             self.ledger.check(record)
@@ -127,14 +131,14 @@ class Account:
         register_loop(self.run, self.cost)
 
     def cost(self) -> EarlierRun | None:
-        """What this loop has cost, to a run that begins with its weights; None before its first step."""
+        """Return the cost of this loop for a run that begins with its weights; None before its first step."""
         if not self.steps:
             return None
         plan, delta = self.settings.plan, self.settings.delta
         return cost_of(run_cost(plan, Facts(delta, self.settings.noise, self.steps)), delta, self.run, IN_PROCESS)
 
     def facts(self, loop: Loop) -> Facts:
-        """What a certificate needs beside the plan."""
+        """Return the facts that a certificate needs beside the plan."""
         standing = None if self.ledger is None else self.ledger.standing(self.run)
         known = Facts(self.settings.delta, self.settings.noise, self.steps, loop=loop, environment=(versions(),))
         return replace(known, ledger=standing, earlier=self.earlier)
@@ -155,7 +159,7 @@ class LedgerAccount:
 
     @classmethod
     def of(cls, ledger: Ledger | str | Path | None, dataset: str | None, settings: Settings) -> LedgerAccount | None:
-        """None where no ledger is named. Refuses a loop above the data set's budget; nothing is charged yet."""
+        """Return the account, or None without a ledger; refuse a loop above the data set's budget. Charges nothing."""
         named = ledger_path(ledger, dataset)
         if named is None:
             return None
@@ -165,13 +169,13 @@ class LedgerAccount:
         return found
 
     def planned(self) -> Request:
-        """All planned steps, in the ledger's terms."""
+        """Return the request for all planned steps."""
         plan = self.settings.plan
         line = plan.forecast.line("models")
         return Request(plan.unit, line.relation, _items(line.entries), plan.hash)
 
     def charge(self, run: str, step: int) -> None:
-        """Charge the block that a step is in, unless this process has; the ledger may refuse it (`BudgetError`)."""
+        """Charge the block of a step, unless this process has; the ledger may refuse it (`BudgetError`)."""
         if step not in self.unused:
             block = self._block(step)
             with Ledger.open(self.path) as ledger:
@@ -183,13 +187,13 @@ class LedgerAccount:
         self.unused = range(step + 1, self.unused.stop)
 
     def known_steps(self, *runs: str) -> int:
-        """Steps of these runs that the ledger has seen begun, but for those that this process may still take."""
+        """Return the steps of these runs in blocks that were begun, without those that this process may still take."""
         with Ledger.open(self.path) as ledger:
             charged = [entry for run in runs for entry in _charges(ledger, run).items()]
         return sum(_length(job) * times for job, times in charged) - len(self.unused)
 
     def standing(self, run: str) -> Standing | None:
-        """All charges of the data set; None before this loop was charged."""
+        """Return all charges of the data set; None before this loop was charged."""
         with Ledger.open(self.path) as ledger:
             return ledger.standing(run) if _charges(ledger, run) else None
 
@@ -205,7 +209,7 @@ class LedgerAccount:
 
     @property
     def _span(self) -> int:
-        """Steps of whole epochs, one or, where there are very many, several: blocks are cut where a span ends."""
+        """Steps of one epoch, or of several where there are very many: blocks are cut where a span ends."""
         epochs = self.settings.steps // self.settings.per_epoch
         return self.settings.per_epoch * -(-epochs // BLOCKS)
 
@@ -220,7 +224,7 @@ class LedgerAccount:
         return spans * -(-self._span // self._width) + -(-rest // self._width)
 
     def _block(self, step: int) -> range:
-        """The block that a step is in; one of planned steps alone, or of none."""
+        """Return the block of a step; all of its steps are planned, or none is."""
         planned = self.settings.steps
         origin, end = (0, planned) if step < planned else (planned, sys.maxsize)
         first = step - (step - origin) % self._span
@@ -228,7 +232,7 @@ class LedgerAccount:
         return range(start, min(start + self._width, first + self._span, end))
 
     def _not_charged(self, ledger: Ledger, run: str, steps: int) -> list[range]:
-        """Blocks of the steps so far that the ledger knows nothing of: the loop began without it."""
+        """Return the blocks of the steps so far that are not in the ledger: the loop began without it."""
         charged, found, start = _charges(ledger, run), list[range](), 0
         known = sum(_length(job) * times for job, times in charged.items())
         while known < steps and start < steps:
@@ -240,13 +244,13 @@ class LedgerAccount:
         return found
 
     def _cost(self, steps: int) -> tuple[Item, ...]:
-        """Of steps that admission has not charged; under correlated noise there are none (`_refuse_again`)."""
+        """Return the cost of steps beyond admission; under correlated noise there are none (`_refuse_again`)."""
         if self.settings.plan.release.correlated:
             return ()
         return _items(self.settings.plan.cost(Participation(steps, steps)).line("models").entries)
 
     def _refuse_again(self, ledger: Ledger, run: str, block: range) -> None:
-        """Correlated noise is drawn once: a block that was begun cannot be begun again."""
+        """Refuse to begin a block of correlated noise again: its noise is drawn once."""
         if self.settings.plan.release.correlated and _job(run, block) in _charges(ledger, run):
             raise BudgetError(
                 f"steps {block.start + 1} to {block.stop} of correlated noise were charged to {self.path} before: "
@@ -262,7 +266,7 @@ def _other_ledger(dataset: str, found: str) -> ConfigError:
 
 
 def ledger_path(ledger: Ledger | str | Path | None, dataset: str | None) -> tuple[Path, str] | None:
-    """Both arguments or neither: the file, and the name of the data in it."""
+    """Return the ledger's file and the name of the data in it; refuse one argument without the other."""
     if ledger is None and dataset is None:
         return None
     if ledger is None or dataset is None:
@@ -283,14 +287,81 @@ def _job(run: str, block: range) -> str:
 
 
 def _length(job: str) -> int:
-    """How many steps a charged block has, by the name of the job."""
     found = re.fullmatch(r"\w+ steps (\d+)-(\d+)", job)
     return 0 if found is None else int(found[2]) - int(found[1]) + 1
 
 
 def _charges(ledger: Ledger, run: str) -> dict[str, int]:
-    """How often each block of a run was charged; nothing of a run that was not admitted."""
+    """Return how often each block of a run was charged; nothing for a run that was not admitted."""
     try:
         return ledger.charges(run)
     except ConfigError:
         return {}
+
+
+LARGEST = 4 << 20  # bytes of a certificate file
+FACTS = ("delta", "noise", "charged", "loop", "public", "environment", "ledger", "earlier", "own_code")  # of a loop
+
+
+def save_certificate(path: Path, plan: Plan, facts: Facts) -> dict[str, Any]:
+    """Write the certificate file whole or not at all, and return the certificate."""
+    content = _content(plan, facts)
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(text_of(content), "utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise ConfigError(f"{path}, which cannot be written ({error.strerror})", "a file to write to") from None
+    found: dict[str, Any] = content["certificate"]
+    return found
+
+
+def _content(plan: Plan, facts: Facts) -> dict[str, Any]:
+    fields = codec.dump(facts)
+    return {
+        "certificate": certificate(plan, facts),
+        "plan": codec.dump(plan),
+        "facts": {name: fields[name] for name in FACTS if name in fields},
+    }
+
+
+@dataclass(frozen=True)
+class SavedCertificate:
+    """Plan and facts of a certificate file, and the certificate that follows from them."""
+
+    plan: Plan
+    facts: Facts
+    certificate: dict[str, Any]
+
+
+def certify(path: Path) -> SavedCertificate:
+    """Return the file if its certificate follows from its plan and facts; else `CertificateError` names the field."""
+    text, name = _text(path), path.name
+    try:
+        stored = parse(text, name)
+        plan: Plan = codec.read(Plan, stored["plan"], "plan")
+        facts: Facts = codec.read(Facts, stored["facts"], "facts")
+    except (ValueError, KeyError, TypeError, RecursionError, UserError) as error:
+        raise CertificateError(name, f"{name} is not what a private loop saves ({error})") from None
+    if facts.loop is None:
+        raise CertificateError(name, f"{name} says nothing of a loop")
+    line = run_cost(plan, facts).line("models")
+    if facts.ledger is not None and not facts.ledger.covers(tuple(Item(*entry) for entry in line.entries if entry[1])):
+        raise CertificateError(name, f"{name} certifies a cost above what its ledger was charged")
+    computed = _content(plan, facts)
+    compare_text(stored, text, computed, name)
+    return SavedCertificate(plan, facts, computed["certificate"])
+
+
+def _text(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LARGEST + 1)
+        if len(data) <= LARGEST:
+            return data.decode("utf-8")
+        reason = f"more than {LARGEST:,} bytes"
+    except OSError as error:
+        reason = error.strerror or "unreadable"
+    except UnicodeDecodeError:
+        reason = "not UTF-8 text"
+    raise ConfigError(f"{path}, which cannot be read ({reason})", "a certificate that a private loop saved")

@@ -1,40 +1,33 @@
-"""Clipped sum of per-record gradients, sum_j g_j min(1, C / ||g_j||): of recorded pieces, of passes, of any module.
+"""Clipped sum of per-record gradients, sum_j g_j min(1, C / ||g_j||): of recorded pieces, and of any module.
 
-One norm over all parameters. Fast norms decide for almost every record; a record whose fast norm cannot be trusted
-(huge, not finite, or cancelled in float32 by more than the slack) is materialised and measured again on its own.
-A record whose gradient is not finite counts as zero; its norm stays visible as inf or nan.
-
-    with Recorder(model) as recorder:
-        losses(model(x), y).mean().backward()
-        clipped = recorder.clipped_sum(clip_norm=1.0, scale=len(x))        # scale undoes the mean
-
-`ClippedGradient` is the engines' DP-SGD path: any module, any loss with one value per record, one backward pass.
+One norm over all parameters. Fast norms decide for almost every record; a record whose fast norm is not precise enough
+(huge, not finite, or cancelled in float32 by more than the slack) is materialised and measured again. A record whose
+gradient is not finite counts as zero; its norm stays visible as inf or nan. Called by `optimizer` (`clipped_sum`,
+`CheckedForward`), and by the engines: `ClippedGradient` takes any module and any loss with one value per record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
-from torch.utils.hooks import RemovableHandle
 
 from sordino import codec
 from sordino.accounting.bounds import Norm
-from sordino.dpsgd.batch_independence import BatchPass, IndependenceChecks, mixing_error, refuse_mixing
-from sordino.dpsgd.pieces import ROOM, Piece, sums_in, wide
+from sordino.dpsgd.batch_independence import BatchPass, IndependenceChecks, mixing_error, refuse_mixing, trained_outputs
+from sordino.dpsgd.pieces import ROOM, Piece, Tape, UnrecordableError, sums_in, wide
 from sordino.dpsgd.rule_table import run_by_rules, sites
-from sordino.dpsgd.tape import Tape, UnrecordableError, first_length
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.kernels import tune_allocator
 from sordino.parts.clipping import FEW, SLACK, factors, row_norms
 
 _TINY, _HUGE = 1e-12, 1e15  # outside, squares of float32 lose digits
+ARRANGEMENTS = ((True, False), (False, False), (False, True))  # (channels last, whole): from the fastest on
 
 Pieces = Mapping[nn.Parameter, Piece]
 
@@ -46,41 +39,36 @@ class Clipped:
 
     total: dict[str, Tensor]
     norms: Tensor  # [b], float64; zero where masked
-    losses: Tensor = field(default_factory=lambda: torch.zeros(0))  # [b]; empty from a Recorder
+    losses: Tensor  # [b]
 
 
 def clipped_sum(
-    pieces: Pieces,
-    named: Mapping[str, nn.Parameter],
-    batch: int,
-    clip_norm: float,
-    scale: float = 1.0,
-    norm: Norm = 2,
-    mask: Tensor | None = None,
+    pieces: Pieces, named: Mapping[str, nn.Parameter], batch: int, clip_norm: float, scale: float = 1.0, norm: Norm = 2
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """sum_j scale g_j min(1, C / ||scale g_j||) by name, of many in float64, and the norms ||scale g_j|| [b]."""
+    """Return sum_j scale g_j min(1, C / ||scale g_j||) by parameter name, and the norms ||scale g_j|| [b].
+
+    `scale` undoes a mean: b for a loss that is a mean over the batch, 1 for a sum. Sums of many records are in float64.
+    """
     if not clip_norm > 0:
         fix = "use a clip norm near the typical gradient norm"
         raise ConfigError(f"clip_norm {clip_norm}", "a positive number", fix)
+    device = next((p.device for p in named.values()), torch.device("cpu"))
     if not batch:
-        return {name: torch.zeros_like(p) for name, p in named.items()}, torch.zeros(0, dtype=torch.float64)
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        norms, sound = _fast_norms(pieces, batch, clip_norm / scale)
+        none = torch.zeros(0, dtype=torch.float64, device=device)
+        return {name: torch.zeros_like(p) for name, p in named.items()}, none
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        norms, sound = _fast_norms(pieces, torch.zeros(batch, dtype=torch.float64, device=device), clip_norm / scale)
         sound = sound if norm == 2 else torch.zeros_like(sound)
-        chosen = sound if mask is None else sound & mask.bool()
-        total = _weighted(pieces, named, factors(norms, clip_norm / scale).mul_(scale), chosen)
+        total = _weighted(pieces, named, factors(norms, clip_norm / scale).mul_(scale), sound)
         if batch > FEW:
             total = {name: part.double() for name, part in total.items()}
         if not bool(sound.all()):
-            doubtful = ~sound if mask is None else ~sound & mask.bool()
-            _add_carefully(total, norms, pieces, named, doubtful.nonzero()[:, 0], clip_norm, scale, norm)
-    norms = norms if scale == 1 else norms * scale
-    return total, norms if mask is None else norms.masked_fill(~mask.bool(), 0.0)
+            _add_carefully(total, norms, pieces, named, (~sound).nonzero()[:, 0], clip_norm, scale, norm)
+    return total, norms if scale == 1 else norms * scale
 
 
-def _fast_norms(pieces: Pieces, batch: int, clip_norm: float) -> tuple[Tensor, Tensor]:
-    """||g_j|| [b], and which of them can be trusted."""
-    squares = torch.zeros(batch, dtype=torch.float64)
+def _fast_norms(pieces: Pieces, squares: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
+    """Return ||g_j|| [b], and which of these norms are precise enough; `squares` are zeros to add up in."""
     for piece in pieces.values():
         squares += piece.squares()
     doubts = [piece.doubt() for piece in pieces.values()]
@@ -95,7 +83,7 @@ def _fast_norms(pieces: Pieces, batch: int, clip_norm: float) -> tuple[Tensor, T
 
 
 def _weighted(pieces: Pieces, named: Mapping[str, nn.Parameter], factors: Tensor, chosen: Tensor) -> dict[str, Tensor]:
-    """sum over the chosen records; the others are left out, as 0 * inf is not 0."""
+    """Return the weighted sum over the chosen records; the others are left out, as 0 * inf is not 0."""
     index = None if bool(chosen.all()) else chosen.nonzero()[:, 0]
     weights = factors if index is None else factors[index]
     in_kind = {kind: weights.to(kind) for kind in {sums_in(parameter) for parameter in named.values()}}
@@ -125,206 +113,192 @@ def _add_carefully(
     for some in torch.split(index, max(1, ROOM // (4 * max(1, sum(sizes))))) if used and len(index) else ():
         rows = torch.cat([piece.at(some).rows().reshape(len(some), -1) for piece in used.values()], 1)
         norms[some] = row_norms(rows, norm)
-        kept = norms[some].isfinite()
-        clipped = factors(norms[some][kept], clip_norm / scale) * scale @ rows[kept].double()
+        finite = norms[some].isfinite()
+        clipped = factors(norms[some][finite], clip_norm / scale) * scale @ rows[finite].double()
         for name, part in zip(used, torch.split(clipped, sizes), strict=True):
             total[name] += part.view_as(total[name]).to(total[name].dtype)
 
 
-class Recorder:
-    """Recorder of a model's per-record gradients; while attached, backward passes write no `.grad` of its parameters.
+class CheckedForward:
+    """Recorded passes of code without a proof: by layer rules, or record by record where these cannot find records.
 
-    The first batch of two or more is checked: in every layer, a record's gradient must touch that record alone.
-    Every forward since the last `clipped_sum` is a use by the same records, so one batch at a time.
-    """
-
-    def __init__(self, model: nn.Module, whole: bool = False, verify: bool = True, channels_last: bool = False) -> None:
-        refuse_mixing(model)
-        tune_allocator()
-        self.model = model
-        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.tape = Tape()
-        self.tape.channels_last = channels_last  # faster, unless the model has a `view` that cannot read it
-        self.sites = sites(model, whole)
-        self.outside: set[str] = set()
-        self.idle: list[str] = []  # trained parameters that the last batch's loss did not depend on
-        self.attached = ExitStack()
-        self.trusted = not verify  # whether a batch has shown that every layer keeps the records apart
-
-    def __enter__(self) -> Recorder:
-        """Run every site by its rule."""
-        self.attached.enter_context(run_by_rules(self.tape, self.sites))
-        handles = [self.model.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True)]
-        handles += [self.model.register_forward_hook(self._verify)]
-        handles += [note_gradient(p, self.outside, name) for name, p in self.named.items()]
-        for handle in handles:
-            self.attached.callback(handle.remove)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Leave the model as it was."""
-        self.attached.close()
-        self.clear()
-
-    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.is_grad_enabled():
-            self.tape.begin(first_length(args, kwargs))
-
-    def _verify(self, module: nn.Module, args: Any, output: Any) -> None:
-        """On the first batch of two or more: the first and last record's output must depend on no other record."""
-        batch = self.tape.batch
-        if self.trusted or batch < 2 or not torch.is_grad_enabled():
-            return
-        leaves = [y for y in tree_flatten(output)[0] if isinstance(y, Tensor) and y.requires_grad and y.dim()]
-        outputs = [y for y in leaves if len(y) == batch]
-        if outputs:
-            self.tape.check_slices(outputs, (0, batch - 1))
-            self.trusted = all(bool(y.isfinite().all()) for y in leaves)
-
-    def clear(self) -> None:
-        """Forget what was recorded."""
-        self.tape.clear()
-        self.outside.clear()
-
-    def clipped_sum(self, clip_norm: float, scale: float = 1.0, norm: Norm = 2, mask: Tensor | None = None) -> Clipped:
-        """sum_j scale g_j min(1, C / ||scale g_j||) after the backward pass; `scale` is b for a mean, 1 for a sum."""
-        if self.outside and self.tape.batch:
-            found = f"parameter '{min(self.outside)}' used outside the layer that owns it, or unfrozen after the start"
-            fix = "call the layer itself, or pass whole=True to run the model record by record"
-            raise PlanError("per-record", found, "every use inside a recorded layer", fix)
-        pieces = self.tape.pieces() if self.tape.batch else {}
-        self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]
-        total, norms = clipped_sum(pieces, self.named, self.tape.batch, clip_norm, scale, norm, mask)
-        self.clear()
-        return Clipped(total, norms)
-
-
-def note_gradient(parameter: nn.Parameter, outside: set[str], name: str) -> RemovableHandle:
-    """Note a gradient that autograd computes for a parameter itself: it comes from a use that no site recorded."""
-
-    def note(slope: Tensor) -> None:
-        outside.add(name)
-
-    handle: RemovableHandle = parameter.register_hook(note)  # type: ignore[no-untyped-call]
-    return handle
-
-
-Losses = Callable[[Any, Tensor], Tensor]  # (outputs, targets) -> one loss per record [b]
-
-
-class ClippedGradient:
-    """Clipped sums of a model's per-record gradients.
-
-    Layers go by their own rules where the records can be told apart in every layer; a model that uses a parameter
-    outside its layer, or a layer without records, is run whole, each record with its own copy of the parameters.
-    A model or a loss that mixes records is refused: at the first batch, or in a later one chosen at random by `rng`.
-    `proved` says that no record can reach another in model and loss, by their operations: then no check is needed.
+    `plain` maps the inputs of a batch to outputs with one slice per record, by `model`; `of(copy)` does so by a copy of
+    the model. Checks at the first batch, and in later ones that `rng` chooses, are alarms (`batch_independence`). With
+    `proved` no record influences another by the operations of model and loss: then only the rules are checked.
+    `expected` is the public size of a batch.
     """
 
     def __init__(
-        self, model: nn.Module, losses: Losses, rng: np.random.Generator | None = None, proved: bool = False
+        self,
+        model: nn.Module,
+        plain: Callable[[Any], Any],
+        of: Callable[[nn.Module], Callable[[Any], Any]],
+        rng: np.random.Generator | None,
+        expected: float | None = None,
+        proved: bool = False,
     ) -> None:
-        self.model = model
-        self.losses = losses
-        self.checks, self.proved = IndependenceChecks(model, self._passing, rng), proved
+        self.model, self.plain, self.expected, self.proved = model, plain, expected, proved
+        self.tape = Tape(next((p.device for p in model.parameters()), None))
+        self.checks = IndependenceChecks(model, lambda own: self._called(plain) if own is model else of(own), rng)
+        self.call: Callable[[Any], Any] | None = None  # the model with its hooks, where its forward is replaced
+        self.probe: Callable[[Any], Any] | None = None  # what runs inside `call` while it is checked
         self.asked = False  # whether the next batch is checked, whatever the random numbers say
-        self.recorder = Recorder(model, verify=False)
-        self.whole = False
-        self.trusted = False  # whether a batch has shown that the records are kept apart
-        self.recheck = False  # whether the gradients of the next pass are checked again
-        self.channels_last = True  # until a model turns out to need the usual order
+        self.last: tuple[BatchPass, bool] | None = None  # the last pass that was not checked, and its mode
+        self.error: PlanError | None = None
+        self.restart()
+
+    def restart(self, whole: bool = False) -> None:
+        """Choose the rules anew: parameters were frozen or unfrozen, or the model runs record by record from now on."""
+        self.named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.whole = whole  # whether each record has its own copy of all parameters
+        self.by_layers, self.by_record = sites(self.model), sites(self.model, whole=True)
+        self.arranged = False  # whether a batch has shown that the records are kept apart
+
+    def run(self, inputs: Any) -> Any:
+        """Run one recorded pass."""
+        with run_by_rules(self.tape, self.by_record if self.whole else self.by_layers):
+            return self.plain(inputs)
+
+    def prepare(self, inputs: Any, size: int, records: Sequence[bool] | None = None) -> None:
+        """Choose at the first batch how the model is run, and check some of the others."""
+        if self.error is not None:
+            raise self.error
+        due = self.checks.due(size, max(size, 1) if self.expected is None else self.expected) or self.asked
+        batch = BatchPass(self._called(self.run), inputs, size, records=records)
+        if not self.arranged:
+            self._arrange(batch)
+        elif size > 1 and not self.whole and not self.proved:
+            self.last = batch, self.model.training
+            if due:
+                self.asked = False
+                self.check_last()
+
+    def check_last(self) -> None:
+        """Compare records alone with the same records in the last batch that was not checked."""
+        if self.last is None:
+            return
+        (batch, training), self.last = self.last, None
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.train(training) if training != self.model.training else None
+        try:
+            if self.checks.again(batch):
+                self._check_slices(batch)
+        except PlanError as error:
+            self.error = mixing_error() if isinstance(error, UnrecordableError) else error
+            raise self.error from None
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def _called(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return `run` with the model's hooks around it, on an empty tape; the tape is restored afterwards."""
+
+        def forward(inputs: Any) -> Any:
+            tape, self.probe = self.tape, run
+            calls, batch, tape.calls = tape.calls, tape.batch, []
+            tape.batch = next((len(x) for x in tree_flatten(inputs)[0] if isinstance(x, Tensor) and x.dim()), 0)
+            try:
+                return run(inputs) if self.call is None else self.call(inputs)
+            finally:
+                self.probe, tape.calls, tape.batch = None, calls, batch
+
+        return forward
+
+    def _arrange(self, batch: BatchPass) -> None:
+        """Choose how the model is run by trying it on this batch: a record's gradient must touch its slices alone."""
+        failure: Exception | None = None
+        for channels_last, whole in ARRANGEMENTS:
+            self.tape.channels_last, self.whole = channels_last, whole
+            try:
+                finite = self._check_slices(batch)
+                if batch.size > 1 and not self.proved:
+                    self.checks.start(replace(batch, forward=self._called(self.plain)) if whole else batch)
+                self.arranged = finite and batch.size > 1
+                return
+            except UnrecordableError as error:
+                failure = error
+            except RuntimeError as error:
+                if not channels_last or "view" not in str(error):
+                    raise
+        assert failure is not None
+        raise failure
+
+    def _check_slices(self, batch: BatchPass) -> bool:
+        """Refuse layers whose gradient for one record touches others; return whether all of the output is finite."""
+        tape, size = self.tape, batch.size
+        calls, before, tape.calls, tape.batch = tape.calls, tape.batch, [], size
+        try:
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                leaves = trained_outputs(self.run(batch.inputs), size, needed=size > 1)
+                tape.check_slices(leaves, sorted({0, size - 1}) if leaves else (), list(self.named.values()))
+            return all(bool(y.isfinite().all()) for y in leaves)
+        finally:
+            tape.calls, tape.batch = calls, before
+
+
+class ClippedGradient(CheckedForward):
+    """Clipped sums of a model's per-record gradients, for a loss (outputs, targets) -> one value per record.
+
+    A model or a loss that mixes records is refused: at the first batch, or in a later one chosen at random by `rng`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        losses: Callable[[Any, Tensor], Tensor],
+        rng: np.random.Generator | None = None,
+        proved: bool = False,
+    ) -> None:
+        refuse_mixing(model)
+        tune_allocator()
+        self.losses = losses
+        super().__init__(
+            model, self._losses, lambda own: lambda pair: losses(own(*pair[0]), pair[1]), rng, None, proved
+        )
 
     def sum(self, x: Any, y: Tensor, clip_norm: float, mask: Tensor | None = None, norm: Norm = 2) -> Clipped:
-        """The clipped sum over the records of x (a tensor, or a tuple of the model's inputs) that `mask` keeps."""
+        """Return the clipped sum over the records of x (a tensor, or a tuple of inputs) that `mask` keeps."""
         inputs = x if isinstance(x, tuple) else (x,)
         if mask is not None:  # masked records are left out of the forward pass; their norms and losses read zero
-            kept = mask.bool()
-            part = self.sum(tuple(item[kept] for item in inputs), y[kept], clip_norm, norm=norm)
+            own = mask.bool()
+            part = self.sum(tuple(item[own] for item in inputs), y[own], clip_norm, norm=norm)
             norms, losses = part.norms.new_zeros(len(y)), part.losses.new_zeros(len(y))
-            norms[kept], losses[kept] = part.norms, part.losses
+            norms[own], losses[own] = part.norms, part.losses
             return Clipped(part.total, norms, losses)
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        if named.keys() != self.recorder.named.keys() or any(p is not named[n] for n, p in self.recorder.named.items()):
-            self._restart()  # parameters were frozen or unfrozen
+        if named.keys() != self.named.keys() or any(p is not named[name] for name, p in self.named.items()):
+            self.restart(self.whole)  # parameters were frozen or unfrozen
         if not len(y):
-            total = {name: torch.zeros_like(p) for name, p in named.items()}
-            return Clipped(total, torch.zeros(0, dtype=torch.float64), torch.zeros(0))
+            return Clipped(*clipped_sum({}, named, 0, clip_norm), torch.zeros(0))
         try:
-            self._check(inputs, y)
-            return self._recorded(inputs, y, clip_norm, norm)
-        except UnrecordableError:
-            return self._run_whole(inputs, y, clip_norm, norm)
+            self.prepare((inputs, y), len(y))
+            return self._recorded((inputs, y), clip_norm, norm)
+        except UnrecordableError:  # a later batch, in which the rules cannot tell records apart
+            if self.whole:
+                raise mixing_error() from None
+        if len(y) > 1 and not self.proved:
+            self.checks.start(BatchPass(self.plain, (inputs, y), len(y)))
+        self.restart(whole=True)
+        self.arranged = len(y) > 1
+        return self._recorded((inputs, y), clip_norm, norm)
 
-    def _restart(self) -> None:
-        self.recorder, self.trusted = Recorder(self.model, self.whole, verify=False), False
-
-    def _recorded(self, inputs: tuple[Tensor, ...], y: Tensor, clip_norm: float, norm: Norm) -> Clipped:
-        with torch.enable_grad(), self.recorder as recorder:
-            losses = self._verified(inputs, y)
-            wanted = [recorder.tape.anchor, *recorder.named.values()]
-            slopes = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+    def _recorded(self, pair: Any, clip_norm: float, norm: Norm) -> Clipped:
+        tape, size = self.tape, len(pair[1])
+        tape.calls, tape.batch = [], size
+        try:
+            with torch.enable_grad():
+                losses = self.run(pair)
+                wanted = [tape.anchor, *self.named.values()]
+                slopes = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
             if any(slope is not None for slope in slopes[1:]):
                 raise UnrecordableError("a parameter used outside the layer that owns it")
-            clipped = recorder.clipped_sum(clip_norm, norm=norm)
-        return Clipped(clipped.total, clipped.norms, losses.detach())
+            return Clipped(*clipped_sum(tape.pieces(), self.named, size, clip_norm, norm=norm), losses.detach())
+        finally:
+            tape.clear()
 
-    def _verified(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
-        """The losses; on the first batch of two or more, the first and the last must depend on no other record."""
-        losses = self._arranged(inputs, y)
-        if not self.trusted or self.recheck:
-            try:
-                self.recorder.tape.check_slices([losses], (0, len(losses) - 1))
-            except UnrecordableError:
-                if self.recheck:  # steps have been taken
-                    raise mixing_error() from None
-                raise
-            self.trusted, self.recheck = self.trusted or (len(y) > 1 and bool(losses.isfinite().all())), False
-        return losses
-
-    def _check(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
-        """At the first batch, and in some after it, a record alone is compared with the record among others."""
-        due = self.checks.due(len(y), max(len(y), 1)) or self.asked
-        if self.whole or self.proved or len(y) < 2:
-            return
-        batch = BatchPass(self._recorded_losses, (inputs, y), len(y))
-        if not self.trusted:
-            self.checks.start(batch)
-        elif due:
-            self.asked, self.recheck = False, self.checks.again(batch)
-
-    def _recorded_losses(self, pair: Any) -> Tensor:
-        with self.recorder:
-            return self._arranged(*pair)
-
-    def _passing(self, model: nn.Module) -> Callable[[Any], Tensor]:
-        """The losses of the model, or of a copy of it."""
-        return lambda pair: self.losses(model(*pair[0]), pair[1])
-
-    def _arranged(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
-        """The losses, images channels last unless the model's own `view` calls cannot read them so."""
-        self.recorder.tape.channels_last = self.channels_last
-        try:
-            return self._losses(inputs, y)
-        except RuntimeError as error:
-            if not self.channels_last or "view" not in str(error):
-                raise
-        self.channels_last = self.recorder.tape.channels_last = False
-        self.recorder.clear()
-        return self._losses(inputs, y)
-
-    def _losses(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
-        losses = self.losses(self.model(*inputs), y)
-        if losses.shape != (len(y),):
-            found = f"a loss of shape {list(losses.shape)} for {len(y)} records"
+    def _losses(self, pair: Any) -> Tensor:
+        losses, size = self.losses(self.model(*pair[0]), pair[1]), len(pair[1])
+        if losses.shape != (size,):
+            found = f"a loss of shape {list(losses.shape)} for {size} records"
             raise DataError(found, "one value per record", 'reduction="none"')
         return losses
-
-    def _run_whole(self, inputs: tuple[Tensor, ...], y: Tensor, clip_norm: float, norm: Norm) -> Clipped:
-        """From now on each record has its own copy of all parameters; a model that mixes records is refused."""
-        if self.whole:
-            raise mixing_error()
-        if len(y) > 1 and not self.proved:
-            self.checks.start(BatchPass(self._passing(self.model), (inputs, y), len(y)))
-        self.whole = True
-        self._restart()
-        return self._recorded(inputs, y, clip_norm, norm)

@@ -1,4 +1,4 @@
-"""Rules of single layers and convolutions: how a layer runs while it is recorded, and the pieces its gradient gives.
+"""Rules of layers: how a layer runs while it is recorded, and the pieces that its gradient gives; see `rule_table`.
 
 A rule is `rule(tape, module, axis, *args, **kwargs) -> output`; `axis` is where the records lie. Layers of other
 libraries are known by name and by what they compute, and nothing is imported from there: a rule is taken only if a
@@ -10,11 +10,18 @@ trial agrees.
 Convolutions in one, two or three dimensions are products with patches, channels last:
 
 y_jt = W p_jt + c   with p_jt the patch of record j under position t, so   dW_j = sum_t g_jt (x) p_jt
+
+nn.MultiheadAttention is run as recorded linear maps. LSTM, GRU and RNN are written out over time, so that the gradient
+of every gate before its activation is known:
+
+a_t = W x_t + b + V h_{t-1} + c      so   dW_j = sum_t g_jt (x) x_jt,   dV_j = sum_t g_jt (x) h_j,t-1
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -23,36 +30,37 @@ import torch
 from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F  # noqa: N812
+from torch.utils._pytree import tree_map
 
-from sordino.dpsgd.pieces import Lookup, Outer, OutputGradients, Rows, transposed, wide
-from sordino.dpsgd.tape import Pieces, Tape
+from sordino.dpsgd.pieces import Lookup, Outer, OutputGradients, Pieces, Rows, Tape, UnrecordableError, identity, wide
+from sordino.errors import PlanError
+
+Rule = Callable[..., Any]  # (tape, module, axis, *args, **kwargs) -> output
 
 
-def linear(tape: Tape, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, axis: int = 0) -> Tensor:
-    """x W^T + c:  dW_j = sum_t g_jt (x) x_jt,  dc_j = sum_t g_jt."""
+def linear(
+    tape: Tape, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, axis: int = 0, transposed: bool = False
+) -> Tensor:
+    """Run a linear map x W^T + c, or x W + c if `transposed`:  dW_j = sum_t g_jt (x) x_jt,  dc_j = sum_t g_jt."""
     inputs = tape.records(x, axis, 2)
 
     def use(slope: Tensor) -> Pieces:
         outputs = tape.records(slope, axis, 2)
-        yield weight, Outer(inputs, OutputGradients(outputs))
+        yield weight, Outer(inputs, OutputGradients(outputs), torch.adjoint if transposed else identity)
         if bias is not None:
             yield bias, Rows(outputs.sum(1) if outputs.shape[1] > 1 else outputs[:, 0])
 
-    output = F.linear(x.reshape(-1, x.shape[-1]), weight.detach(), fixed(bias))
-    return tape.watch(output, use, inputs, axis, (*x.shape[:-1], len(weight)))
+    matrix = weight.detach().t() if transposed else weight.detach()
+    output = F.linear(x.reshape(-1, x.shape[-1]), matrix, fixed(bias))
+    return tape.watch(output, use, inputs, axis, (*x.shape[:-1], len(matrix)))
 
 
 def fixed(parameter: Tensor | None) -> Tensor | None:
-    """The parameter as a constant."""
     return None if parameter is None else parameter.detach()
 
 
-def linear_layer(tape: Tape, module: nn.Linear, axis: int, input: Tensor) -> Tensor:
-    return linear(tape, input, module.weight, module.bias, axis)  # type: ignore[arg-type]
-
-
 def embedding(tape: Tape, module: nn.Embedding, axis: int, input: Tensor) -> Tensor:
-    """W[index]:  dW_j[v] = sum_{t: index_jt = v} g_jt, without the padding index.
+    """Run an embedding W[index]:  dW_j[v] = sum_{t: index_jt = v} g_jt, without the padding index.
 
     Indices [1, ...] that all records share (positions) become every record's own, so that their gradients stay apart.
     """
@@ -70,7 +78,7 @@ def embedding(tape: Tape, module: nn.Embedding, axis: int, input: Tensor) -> Ten
 
 
 def layer_norm(tape: Tape, module: nn.LayerNorm | nn.RMSNorm, axis: int, input: Tensor) -> Tensor:
-    """w * n(x) + c:  dw_j = sum_t g_jt n_jt,  dc_j = sum_t g_jt."""
+    """Run a layer norm w * n(x) + c:  dw_j = sum_t g_jt n_jt,  dc_j = sum_t g_jt."""
     shape = list(module.normalized_shape)
     if isinstance(module, nn.RMSNorm):
         normal = F.rms_norm(input, shape, None, module.eps)
@@ -87,7 +95,7 @@ def layer_norm(tape: Tape, module: nn.LayerNorm | nn.RMSNorm, axis: int, input: 
 
 
 def group_norm(tape: Tape, module: Any, axis: int, input: Tensor) -> Tensor:
-    """w_c n(x) + c_c per channel, for GroupNorm, and InstanceNorm without running statistics."""
+    """Run a GroupNorm, or an InstanceNorm without running statistics: w_c n(x) + c_c per channel."""
     groups = module.num_groups if isinstance(module, nn.GroupNorm) else module.num_features
     tape.check(input, axis, 2)
     normal = F.group_norm(input, groups, None, None, module.eps)
@@ -106,11 +114,8 @@ def _affine(normal: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.addcmul(bias.detach(), normal, weight.detach())
 
 
-Rule = Callable[..., Any]  # (tape, module, axis, *args, **kwargs) -> output
-
-
 def third_party_rule(module: nn.Module) -> Rule | None:
-    """The rule of a layer of another library."""
+    """Return the rule of a layer of another library, or None."""
     kind, names = type(module).__name__, module._parameters.keys()
     if kind == "Conv1D" and names == {"weight", "bias"}:
         return transposed_linear if _agrees(module, lambda own, x: torch.addmm(own.bias, x, own.weight)) else None
@@ -120,22 +125,13 @@ def third_party_rule(module: nn.Module) -> Rule | None:
 
 
 def transposed_linear(tape: Tape, module: Any, axis: int, *args: Tensor, **kwargs: Tensor) -> Tensor:
-    """x W + c:  dW_j = sum_t x_jt (x) g_jt,  dc_j = sum_t g_jt."""
-    x = _only(args, kwargs)
-    inputs = tape.records(x, axis, 2)
-
-    def use(slope: Tensor) -> Pieces:
-        outputs = tape.records(slope, axis, 2)
-        yield module.weight, Outer(inputs, OutputGradients(outputs), transposed)
-        yield module.bias, Rows(outputs.sum(1))
-
-    output = torch.addmm(fixed(module.bias), x.reshape(-1, x.shape[-1]), fixed(module.weight))  # type: ignore[arg-type]
-    return tape.watch(output, use, inputs, axis, (*x.shape[:-1], module.weight.shape[1]))
+    (x,) = (*args, *kwargs.values())
+    return linear(tape, x, module.weight, module.bias, axis, transposed=True)
 
 
 def rms_norm(tape: Tape, module: Any, axis: int, *args: Tensor, **kwargs: Tensor) -> Tensor:
-    """w * n(x):  dw_j = sum_t g_jt n_jt."""
-    x = _only(args, kwargs)
+    """Run an RMSNorm w * n(x):  dw_j = sum_t g_jt n_jt."""
+    (x,) = (*args, *kwargs.values())
     normal = F.rms_norm(x.float() if x.dtype.itemsize < 4 else x, x.shape[-1:], None, _eps(module)).to(x.dtype)
     kept = normal.detach()
 
@@ -145,18 +141,13 @@ def rms_norm(tape: Tape, module: Any, axis: int, *args: Tensor, **kwargs: Tensor
     return tape.watch(normal * module.weight.detach(), use, axis=axis)
 
 
-def _only(args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Tensor:
-    (x,) = (*args, *kwargs.values())
-    return x
-
-
 def _eps(module: Any) -> float:
     found = getattr(module, "variance_epsilon", getattr(module, "eps", 0.0))
     return found if isinstance(found, float) else 0.0
 
 
 def _agrees(module: nn.Module, formula: Callable[[Any, Tensor], Tensor]) -> bool:
-    """Whether the layer's own forward gives what the formula does, on synthetic inputs and whatever weights it has."""
+    """Return whether the layer's own forward computes the formula, on synthetic inputs and with its own weights."""
     weight: Tensor = module.weight  # type: ignore[assignment]
     x = torch.linspace(-1.0, 2.0, 3 * len(weight)).view(3, -1).to(weight.device, weight.dtype)
     try:
@@ -167,13 +158,11 @@ def _agrees(module: nn.Module, formula: Callable[[Any, Tensor], Tensor]) -> bool
 
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
-
-
 _RUN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
-    """Patches, where needed, are cut before the forward if no gradient flows below (they serve it too), else after."""
+    """Run a convolution; its patches are cut before the forward if no gradient flows below it, else afterwards."""
     tape.check(input, axis, len(module.kernel_size) + 2)
     last = len(module.kernel_size) == 2 and (
         tape.channels_last or any(suggest_memory_format(t) == torch.channels_last for t in (input, module.weight))
@@ -184,7 +173,8 @@ def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
     ready = None if x.requires_grad or module.groups > 1 else patches(module, x)
 
     def use(slope: Tensor) -> Pieces:
-        cut = partial(_late, module, x.detach(), native) if ready is None else ready
+        image = x.detach()
+        cut = (lambda: patches(module, _padded(module, image) if native else image)) if ready is None else ready
         outputs = slope if ready is not None else slope.movedim(1, -1).reshape(len(slope), -1, module.out_channels)
         yield module.weight, _piece(module, cut, outputs)  # type: ignore[misc]
         if module.bias is not None:
@@ -201,12 +191,8 @@ def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
     return image if last else image.contiguous()
 
 
-def _late(module: Conv, x: Tensor, native: bool) -> Tensor:
-    return patches(module, _padded(module, x) if native else x)
-
-
 def _padded(module: Conv, x: Tensor) -> Tensor:
-    """The input with its border, so that what follows needs no padding."""
+    """Return the input with its border, so that the convolution needs no padding."""
     if not any(module._reversed_padding_repeated_twice):
         return x
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
@@ -214,13 +200,13 @@ def _padded(module: Conv, x: Tensor) -> Tensor:
 
 
 def _sides(module: Conv, x: Tensor) -> list[int]:
-    """Positions of the kernel along each dimension."""
+    """Return the number of positions of the kernel along each dimension."""
     shape = zip(x.shape[2:], module.kernel_size, module.stride, module.dilation, strict=True)
     return [(side - dilation * (kernel - 1) - 1) // stride + 1 for side, kernel, stride, dilation in shape]
 
 
 def patches(module: Conv, x: Tensor) -> Tensor:
-    """[b, C, *space] -> [b, T, *kernel * C], from a padded input."""
+    """Return the patches [b, T, *kernel * C] of a padded input [b, C, *space]."""
     last = x.movedim(1, -1).contiguous()
     steps = last.stride()[1:-1]
     strides = [step * stride for step, stride in zip(steps, module.stride, strict=True)]
@@ -231,23 +217,18 @@ def patches(module: Conv, x: Tensor) -> Tensor:
     return view.reshape(len(x), prod(sides), prod(module.kernel_size) * x.shape[1])
 
 
+@dataclass(frozen=True)
 class _KernelShape:
-    """[..., O, *kernel * C] -> [..., O, C, *kernel]."""
+    """Map from [..., O, *kernel * C] to [..., O, C, *kernel]; `shape` is (*kernel, C)."""
 
-    def __init__(self, module: Conv) -> None:
-        self.shape = (*module.kernel_size, module.in_channels // module.groups)
+    shape: tuple[int, ...]
 
     def __call__(self, flat: Tensor) -> Tensor:
         return flat.view(*flat.shape[:-1], *self.shape).movedim(-1, -1 - len(self.shape[:-1]))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _KernelShape) and other.shape == self.shape
-
-    __hash__ = None  # type: ignore[assignment]
-
 
 def _piece(module: Conv, cut: Tensor | Callable[[], Tensor], outputs: Tensor) -> Outer | Rows:
-    reshape = _KernelShape(module)
+    reshape = _KernelShape((*module.kernel_size, module.in_channels // module.groups))
     if module.groups == 1:
         return Outer(cut, OutputGradients(outputs), reshape)
     whole = wide(cut if isinstance(cut, Tensor) else cut())
@@ -256,3 +237,230 @@ def _piece(module: Conv, cut: Tensor | Callable[[], Tensor], outputs: Tensor) ->
     inputs = split.permute(0, 3, 1, 2, 4).flatten(3)
     slopes = outputs.reshape(*outputs.shape[:2], module.groups, -1).permute(0, 2, 3, 1)
     return Rows(reshape(torch.matmul(slopes, inputs).flatten(1, 2)))
+
+
+def attention(
+    tape: Tape,
+    module: nn.MultiheadAttention,
+    axis: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Return softmax(q k^T / sqrt(d)) v per head, with q, k, v and the output linear, and the attention weights."""
+    if is_causal and attn_mask is None:
+        raise RuntimeError("Need attn_mask if specifying the is_causal hint.")  # as torch says
+    if module.bias_k is not None or module.add_zero_attn or query.dim() != 3:
+        raise UnrecordableError("an attention with bias_k, add_zero_attn or without a batch")
+    first = query.transpose(0, 1) if not module.batch_first else query
+    same = query is key and key is value
+    others = (key, value) if module.batch_first else (key.transpose(0, 1), value.transpose(0, 1))
+    parts = _projections(tape, module, first, *others, same=same)
+    q, k, v = (x.view(*x.shape[:2], module.num_heads, -1).transpose(1, 2) for x in parts)  # [b, heads, T, E / heads]
+    bias = _bias(attn_mask, key_padding_mask, q, k)
+    dropout = module.dropout if module.training else 0.0
+    if need_weights:
+        scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
+        weights = torch.softmax(scores if bias is None else scores + bias, 3)
+        weights = F.dropout(weights, dropout) if dropout else weights
+        values, returned = weights @ v, weights.mean(1) if average_attn_weights else weights
+    else:
+        values, returned = F.scaled_dot_product_attention(q, k, v, bias, dropout), None
+    out = linear(tape, values.transpose(1, 2).flatten(2), module.out_proj.weight, module.out_proj.bias)  # type: ignore[arg-type]
+    return (out if module.batch_first else out.transpose(0, 1)), returned
+
+
+def _projections(
+    tape: Tape, module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, *, same: bool
+) -> tuple[Tensor, ...]:
+    """Return q, k and v, [b, T, E] each; one product where all three are the same tensor.
+
+    Else three maps; a shared weight `whole` and the bias are three blocks of one parameter, so rows padded with zeros.
+    """
+    bias: nn.Parameter | None = module.in_proj_bias
+    whole: nn.Parameter | None = module.in_proj_weight
+    if whole is not None and same:
+        return linear(tape, query, whole, bias).chunk(3, 2)
+    own = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight) if whole is None else whole.chunk(3)
+    pairs = enumerate(zip((query, key, value), own, strict=True))
+    return tuple(_part(tape, n, x, weight, bias, whole) for n, (x, weight) in pairs)
+
+
+def _part(
+    tape: Tape, n: int, x: Tensor, weight: Tensor, bias: nn.Parameter | None, whole: nn.Parameter | None
+) -> Tensor:
+    inputs = tape.records(x, 0, 2)
+
+    def use(slope: Tensor) -> Pieces:
+        block = (n * slope.shape[2], (2 - n) * slope.shape[2])
+        if whole is None:
+            yield weight, Outer(inputs, OutputGradients(slope))  # type: ignore[misc]
+        else:
+            yield whole, Outer(inputs, OutputGradients(F.pad(slope, block)))
+        if bias is not None:
+            yield bias, Rows(F.pad(slope.sum(1), block))
+
+    flat = F.linear(x.reshape(-1, x.shape[2]), weight.detach(), None if bias is None else bias.detach().chunk(3)[n])
+    return tape.watch(flat, use, inputs, shape=(*x.shape[:2], len(weight)))
+
+
+def _bias(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """Return both masks as one additive mask that broadcasts to [b, heads, T, S]."""
+    total: Tensor | None = None
+    if attn_mask is not None:
+        mask = _additive(attn_mask, q)
+        total = mask.view(len(q), -1, *mask.shape[1:]) if mask.dim() == 3 else mask
+    if padding is not None:
+        hidden = _additive(padding, q)[:, None, None, :]
+        total = hidden if total is None else total + hidden
+    return None if total is None else total.expand(len(q), -1, q.shape[2], k.shape[2])
+
+
+def _additive(mask: Tensor, like: Tensor) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(like.dtype)
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)  # True means hidden
+
+
+Cell = Callable[[Tape, "_Weights", Tensor, tuple[Tensor, ...]], tuple[Tensor, tuple[Tensor, ...]]]
+
+
+class _Weights:
+    """Parameters of one recurrent layer in one direction: W, V and their biases, if any."""
+
+    def __init__(self, module: nn.RNNBase, layer: int, backward: bool) -> None:
+        suffix = f"_l{layer}" + ("_reverse" if backward else "")
+        self.w: nn.Parameter = getattr(module, "weight_ih" + suffix)
+        self.v: nn.Parameter = getattr(module, "weight_hh" + suffix)
+        self.b: nn.Parameter | None = getattr(module, "bias_ih" + suffix, None)
+        self.c: nn.Parameter | None = getattr(module, "bias_hh" + suffix, None)
+
+
+def recurrence(
+    tape: Tape, module: nn.RNNBase, axis: int, input: Tensor, hx: Any = None
+) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
+    """Run nn.LSTM, nn.GRU or nn.RNN; return outputs and last states as the module does."""
+    if not isinstance(input, Tensor):
+        raise PlanError("per-record", "a packed sequence", "padded records", "pad the windows to one length")
+    if torch.is_autocast_enabled(input.device.type):
+        with torch.autocast(input.device.type, enabled=False):  # the loop over time is written out in one type
+            own = next(module.parameters()).dtype
+            return recurrence(tape, module, axis, input.to(own), tree_map(lambda h: h if h is None else h.to(own), hx))
+    tape.check(input, 0 if module.batch_first else 1, 3)
+    x = input.transpose(0, 1) if module.batch_first else input  # [T, b, I]
+    if hx is None:
+        many, parts = module.num_layers * (2 if module.bidirectional else 1), 2 if isinstance(module, nn.LSTM) else 1
+        hx = (x.new_zeros(many, x.shape[1], module.hidden_size),) * parts
+    states, ends = tuple(hx) if isinstance(hx, tuple | list) else (hx,), []
+    for layer in range(module.num_layers):
+        if layer and module.dropout and module.training:
+            x = F.dropout(x, module.dropout)
+        x, last = _layer(tape, module, layer, x, states)
+        ends += last
+    final = tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
+    return (x.transpose(0, 1) if module.batch_first else x), (final if len(final) > 1 else final[0])
+
+
+def _layer(
+    tape: Tape, module: nn.RNNBase, layer: int, x: Tensor, states: tuple[Tensor, ...]
+) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+    """Run one layer in its one or two directions D; return outputs [T, b, D H] and the last states."""
+    cell: Cell = partial(_plain, torch.relu if getattr(module, "nonlinearity", "tanh") == "relu" else torch.tanh)
+    if isinstance(module, nn.LSTM | nn.GRU):
+        cell = _lstm if isinstance(module, nn.LSTM) else _gru
+    ways = (False, True) if module.bidirectional else (False,)
+    outputs, ends = [], []
+    for way in ways:
+        start = tuple(state[layer * len(ways) + way] for state in states)
+        out, end = cell(tape, _Weights(module, layer, way), x.flip(0) if way else x, start)
+        outputs.append(out.flip(0) if way else out)
+        ends.append(end)
+    return (torch.cat(outputs, 2) if len(ways) == 2 else outputs[0]), ends
+
+
+def _lstm(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Run an LSTM over time: i, f, o = sigmoid;  c_t = f c_{t-1} + i tanh(.);  h_t = o tanh(c_t)."""
+    inputs, before = tape.records(x, 1, 2), [start[0].detach()]
+
+    def use(slope: Tensor) -> Pieces:
+        gates = OutputGradients(tape.records(slope, 1, 2))
+        yield of.w, Outer(inputs, gates)
+        yield of.v, Outer(before[0].transpose(0, 1), gates)
+        sums = Rows(gates.value.sum(1))
+        yield of.b, sums
+        yield of.c, sums
+
+    bias = None if of.b is None or of.c is None else (of.b + of.c).detach()
+    flat = F.linear(x.reshape(-1, x.shape[2]), of.w.detach(), bias)
+    gates = tape.watch(flat, use, inputs, 1, (*x.shape[:2], len(of.w)))
+    outputs, last = _LstmLoop.apply(gates, of.v.detach(), *start)  # type: ignore[no-untyped-call]
+    before[0] = torch.cat([start[0].detach()[None], outputs.detach()[:-1]])
+    return outputs, (outputs[-1], last)
+
+
+class _LstmLoop(torch.autograd.Function):
+    """The recurrence of an LSTM over time, from the gates' input part [T, b, 4 H], with its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, v: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        steps, size = len(gates), h.shape[1]
+        cells = gates.new_empty(steps + 1, *c.shape)
+        outputs, curved = gates.new_empty(steps, *h.shape), gates.new_empty(steps, *c.shape)
+        cells[0] = c
+        turned = v.t().contiguous()
+        for t in range(steps):
+            a = gates[t].addmm_(h, turned)  # in place: nothing else needs the gates
+            a[:, : 2 * size].sigmoid_()
+            a[:, 2 * size : 3 * size].tanh_()
+            a[:, 3 * size :].sigmoid_()
+            i, f, n, o = a.chunk(4, 1)
+            torch.addcmul(f * cells[t], i, n, out=cells[t + 1])
+            torch.tanh(cells[t + 1], out=curved[t])
+            h = torch.mul(o, curved[t], out=outputs[t])
+        ctx.save_for_backward(gates.detach(), cells, curved, v)
+        return outputs, cells[-1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        opened, cells, curved, v = ctx.saved_tensors
+        dh, dc = torch.zeros_like(cells[0]), slopes[1].clone()
+        gates, one = torch.empty_like(opened), opened.new_ones(())
+        for t in range(len(opened) - 1, -1, -1):
+            i, f, n, o = opened[t].chunk(4, 1)
+            dh = slopes[0][t] if t == len(opened) - 1 else dh.add_(slopes[0][t])
+            dc.addcmul_(dh * o, torch.addcmul(one, curved[t], curved[t], value=-1))
+            inner = torch.addcmul(opened[t], opened[t], opened[t], value=-1)  # s (1 - s)
+            torch.addcmul(one, n, n, value=-1, out=inner.chunk(4, 1)[2])  # 1 - n^2
+            pairs = (n, dc), (cells[t], dc), (i, dc), (curved[t], dh)  # before the slopes of the gates' activations
+            for part, (a, b) in zip(gates[t].chunk(4, 1), pairs, strict=True):
+                torch.mul(a, b, out=part)
+            gates[t].mul_(inner)
+            dh, dc = gates[t] @ v, dc.mul_(f)
+        return gates, None, dh, dc
+
+
+def _gru(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Run a GRU over time: r, z = sigmoid;  n = tanh(W x + r (V h));  h_t = (1 - z) n + z h_{t-1}."""
+    (h,), outputs = start, []
+    for part in linear(tape, x, of.w, of.b, axis=1):
+        first, second = part.chunk(3, 1), linear(tape, h, of.v, of.c).chunk(3, 1)
+        r, z = torch.sigmoid(first[0] + second[0]), torch.sigmoid(first[1] + second[1])
+        n = torch.tanh(first[2] + r * second[2])
+        h = n + z * (h - n)
+        outputs.append(h)
+    return torch.stack(outputs), (h,)
+
+
+def _plain(
+    act: Callable[[Tensor], Tensor], tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    (h,), outputs = start, []
+    for part in linear(tape, x, of.w, of.b, axis=1):
+        h = act(part + linear(tape, h, of.v, of.c))
+        outputs.append(h)
+    return torch.stack(outputs), (h,)

@@ -1,16 +1,26 @@
-"""The private DataLoader of `make_private`: Poisson batches, or one fixed order, in pieces that fit in memory.
+"""The private DataLoader of `make_private`, and the checks that its batches reach the model unmixed.
 
-Under correlated noise a record is read once an epoch, by its row number. Rows that change places between epochs, or
-between a checkpoint and its resume (another random_split), bring a record back too early, so tensors are recognised by
-a keyed hash. Of a data set that computes its records (files, random crops) the fixed order is its owner's word.
+Batches are Poisson samples, or one fixed order, in pieces that fit in memory. Under correlated noise a record is read
+once an epoch, by its row number. Rows that change places between epochs, or between a checkpoint and its resume
+(another random_split), bring a record back too early, so tensors are recognised by a keyed hash. Of a data set that
+computes its records (files, random crops) the fixed order is the user's claim.
+
+A collate_fn that mixes records (mixup, CutMix) is refused before the loop begins:
+
+    collate([r_1, ..., r_k])[i] = collate([r_i])[0]    in every tensor with a row for each record, random numbers fixed
+
+In the loop, x[j] holds entries of record j alone if x is the loader's tensor, a cast or a reshape of it that keeps its
+rows, or a view into each row of it: found by comparing with a copy that the loader made, or by strides. Any other input
+of the model must be the same in every pass: a public constant.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,20 +29,173 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Sampler, Subset, TensorDataset, default_collate
 
 from sordino import codec
 from sordino.dpsgd.account import Account
-from sordino.dpsgd.batch_checks import BatchTensor, batch_tensors
+from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, relative_distance
 from sordino.dpsgd.own_code import RecordTransform
 from sordino.errors import ConfigError, PlanError
-from sordino.rng import Streams
+from sordino.graph import BY_CONSTRUCTION, TRUSTED, Grade
+from sordino.rng import Streams, global_coins, standing_at
 
+TRIED = 4  # records that a collate_fn is tried on
+_FAILS = (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError)
 _FIX = "keep the data set as it was; split and shuffle it once, by a fixed seed, before make_private"
 _OPTIONS = (  # taken over from the DataLoader that make_private is given
     *("num_workers", "pin_memory", "timeout", "worker_init_fn"),
     *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
 )
+
+
+def check_collate(loader: DataLoader[Any]) -> None:
+    """Refuse a collate_fn whose row for one record depends on the others; padded rows are left to the model's graph."""
+    dataset: Any = loader.dataset
+    if loader.collate_fn is default_collate or len(dataset) < 2:
+        return
+    rng_state = global_coins()
+
+    def rows(some: list[Any]) -> list[Any]:
+        with frozen_rng(), standing_at(rng_state):
+            batch = loader.collate_fn(copy.deepcopy(some))
+        return tree_flatten(dict(batch) if hasattr(batch, "keys") else batch)[0]
+
+    with torch.random.fork_rng(devices=[]), standing_at(rng_state):
+        records = [dataset[i] for i in range(min(TRIED, len(dataset)))]
+    try:
+        together = rows(records)
+    except _FAILS:
+        return  # the loop will show it
+    try:
+        alone = [rows([record]) for record in records]
+    except _FAILS:
+        raise _mixing_collate() from None  # it runs on several records only
+    again = zip(alone[0], rows(records[:1]), strict=False)
+    if not all(_close(a, b) for a, b in again if isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return  # it has random numbers that are not torch's
+    for whole, *own in zip(together, *alone, strict=False):
+        if has_records(whole, len(own)) and all(has_records(item, 1) for item in own):
+            pairs = [(row, item[0]) for row, item in zip(whole, own, strict=True) if row.shape == item[0].shape]
+            if not all(_close(row, item) for row, item in pairs):
+                raise _mixing_collate()
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return relative_distance([a.double()], [b.double()]) <= SAME
+
+
+def _mixing_collate() -> PlanError:
+    found = "a collate_fn whose row for one record depends on the other records of the batch"
+    needed = "rows of one record each: a record that is in two rows moves a step by two clips"
+    return PlanError("mixing", found, needed, "leave mixup and CutMix out; turn, crop and mask each record separately")
+
+
+def grade_collate(loader: DataLoader[Any], refuse: bool) -> tuple[Grade, str]:
+    """Return the grade of a collate_fn: torch's and those of transformers are known, any other is the user's code.
+
+    It works on lists of records, so it has no graph; with `refuse` an unknown one is refused.
+    """
+    collate: Any = loader.collate_fn
+    module = str(getattr(collate, "__module__", None) or type(collate).__module__)
+    if module.partition(".")[0] in ("torch", "transformers"):
+        return BY_CONSTRUCTION, ""
+    name = getattr(collate, "__qualname__", type(collate).__qualname__)
+    if refuse:
+        raise PlanError(
+            "own code",
+            f"a collate_fn of the user's, {name}, which runs on all records of a batch, for a model to be released",
+            'torch\'s default_collate, or own_code="trusted"',
+            'do it in the data set for each record separately, or as transform=; or own_code="trusted", if you vouch '
+            "for it: the certificate will say so",
+        )
+    return TRUSTED, f"the collate_fn {name} runs on records"
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class BatchTensor:
+    """A tensor of a batch, and a copy of it from when the loader returned it."""
+
+    tensor: Tensor
+    copy: Tensor
+
+    def is_source(self, x: Tensor, size: int) -> bool:
+        """Return whether x[j] holds entries of the j-th record of this tensor and nothing else."""
+        if not has_records(self.copy, size) or not has_records(x, size):
+            return False
+        same = x.numel() == self.copy.numel()
+        if same and _equal(x.reshape(size, -1), self.copy.reshape(size, -1).to(x.dtype)):
+            return True
+        return self._is_view(x, size) and _equal(self.tensor, self.copy)
+
+    def _is_view(self, x: Tensor, size: int) -> bool:
+        """Return whether x reads, for each record, the memory of that record alone."""
+        whole = self.tensor
+        if whole.dtype != x.dtype or not whole.is_contiguous() or not whole.numel():
+            return False
+        if x.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
+            return False
+        width, first = whole.numel() // size, x.storage_offset() - whole.storage_offset()
+        last = first + sum((n - 1) * step for n, step in zip(x.shape[1:], x.stride()[1:], strict=True))
+        return 0 <= first <= last < width and (size == 1 or x.stride(0) == width)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    return torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True))
+
+
+def batch_tensors(batch: Any) -> tuple[BatchTensor, ...]:
+    """Return the tensors of a batch, with copies."""
+    if isinstance(batch, Mapping):  # transformers' BatchEncoding, which torch's pytrees do not open
+        return tuple(found for part in batch.values() for found in batch_tensors(part))
+    leaves = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.dim()]
+    return tuple(BatchTensor(leaf, leaf.detach().clone()) for leaf in leaves)
+
+
+class InputCheck:
+    """Check of the inputs of the model, or of the loss, in training passes; `public` holds the constants by place."""
+
+    def __init__(self, trusted: bool = False) -> None:
+        self.trusted = trusted
+        self.public: dict[int, Any] = {}
+        self.changed = ""  # the input that a trusted loop computed itself
+
+    def records(self, leaves: Sequence[Any], source: Sequence[BatchTensor], size: int) -> list[bool]:
+        """Return which leaves hold one slice per record; refuse what is neither the loader's nor a constant."""
+        found = [has_records(x, 0) if not size else any(one.is_source(x, size) for one in source) for x in leaves]
+        for place, (x, own) in enumerate(zip(leaves, found, strict=True)):
+            if not own and not self._constant(place, x, size):
+                kind = f"tensor of shape {list(x.shape)}" if isinstance(x, Tensor) else f"value of {type(x).__name__}"
+                self._refuse(f"input {place + 1} of the model, a {kind}")
+                found[place] = has_records(x, size)
+        if size and not any(found):
+            self._refuse("a training pass without a tensor of the loader's batch")
+            return [has_records(x, size) for x in leaves]
+        return found
+
+    def _constant(self, place: int, x: Any, size: int) -> bool:
+        if place not in self.public:
+            if has_records(x, size):
+                return False  # as long as the batch, when nothing is known of it yet
+            self.public[place] = x.detach().clone() if isinstance(x, Tensor) else x
+        before = self.public[place]
+        if isinstance(x, Tensor) or isinstance(before, Tensor):
+            both = isinstance(x, Tensor) and isinstance(before, Tensor)
+            return both and x.dtype == before.dtype and _equal(x, before)
+        return type(x) is type(before) and bool(x == before)
+
+    def _refuse(self, found: str) -> None:
+        self.changed = found
+        if not self.trusted:
+            raise PlanError(
+                "mixing",
+                f"{found}, which is neither a tensor of the batch as the loader gave it nor the same in every step",
+                "the records as the loader gives them: a loop that changes a batch may mix its records",
+                "give what is done to each record as make_private(..., transform=f), which is traced; or "
+                'own_code="trusted", if you vouch for the loop: the certificate will say so',
+            )
 
 
 class RowOrder:
@@ -49,7 +212,7 @@ class RowOrder:
             raise PlanError("correlated noise", found, "the same records in the same order in every epoch", _FIX)
 
     def state(self) -> dict[str, Any]:
-        """Key and hash for a checkpoint: as secret as the state of the noise."""
+        """Return key and hash for a checkpoint: as secret as the state of the noise."""
         return {"order": {"key": self.key, "mark": self.mark}} if self.mark else {}
 
     def check_state(self, stored: Mapping[str, str]) -> None:
@@ -59,7 +222,7 @@ class RowOrder:
             raise ConfigError(found, "the data set that it was saved with", _FIX)
 
     def _hash(self, key: str) -> str:
-        """Of all tensors and of the Subset indices; empty where the data set computes its records."""
+        """Return the hash of all tensors and Subset indices; empty where the data set computes its records."""
         found, dataset = hashlib.blake2b(key=bytes.fromhex(key), digest_size=16), self.dataset
         while type(dataset) is Subset:
             found.update(torch.as_tensor(list(dataset.indices), dtype=torch.int64).numpy().data)
@@ -81,13 +244,13 @@ class BatchPiece:
     index: int
     last: bool
     target: Tensor | None = None
-    tensors: tuple[BatchTensor, ...] = ()  # as the loader made them, with copies
+    tensors: tuple[BatchTensor, ...] = ()
 
 
 class PendingBatch:
-    """The piece that the loader gave out and the optimizer has not yet summed: shared by both.
+    """The piece that the loader returned last and the optimizer has not yet summed; both share it.
 
-    A loop steps on every batch in the order of the draw: which batches it leaves out would tell what was in them, so
+    A loop steps on every batch in the order of the draw: which batches it leaves out would reveal their records, so
     leaving one out is refused. A loop that is left early gets the same batch again at its next start.
     """
 
@@ -98,12 +261,12 @@ class PendingBatch:
         self.order: RowOrder | None = None  # under correlated noise
 
     def give(self, piece: BatchPiece, loop: int) -> None:
-        """Give out the next piece; the one before must have had its step."""
+        """Set the next piece; the one before must have had its step."""
         self.finish(loop)
         self.piece = piece
 
     def finish(self, loop: int) -> None:
-        """Refuse to go on past a batch that had no step."""
+        """Refuse to go on after a batch without a step."""
         if loop != self.loops:
             found = "a loop over the private loader that goes on after another began, or after a checkpoint was loaded"
             fix = "leave the loop before you begin another or load a checkpoint"
@@ -118,20 +281,20 @@ class PendingBatch:
             )
 
     def take(self) -> BatchPiece:
-        """The piece, which is now summed."""
+        """Return the piece, which is now summed."""
         assert self.piece is not None
         piece, self.piece = self.piece, None
         self.summed = 0 if piece.last else piece.index + 1
         return piece
 
     def reset(self) -> None:
-        """Forget an unfinished batch: nothing of it was released, and the next loop gets it again."""
+        """Forget an unfinished batch, of which nothing was released; the next loop gets it again."""
         self.piece, self.summed = None, 0
         self.loops += 1
 
 
 class BatchSampler(Sampler[list[int]]):
-    """Row numbers of every step, as the plan's record sampler draws them, long batches in pieces.
+    """Sampler of every step's row numbers, drawn by the plan's record sampler; long batches come in pieces.
 
     In a fixed order a record is read at most once in `min_separation` steps, which the cost of correlated noise needs.
     """
@@ -156,7 +319,7 @@ class BatchSampler(Sampler[list[int]]):
                 yield piece
 
     def rows(self, t: int) -> list[int]:
-        """The batch of step t: drawn once and the same until its step, so nobody can draw until it pleases."""
+        """Return the batch of step t; it is drawn once, so that no loop can draw again until a batch suits it."""
         if t not in self.batches:
             self.batches = {other: rows for other, rows in self.batches.items() if other >= self.account.steps}
             self.batches[t] = self._draw(t).tolist()
@@ -186,13 +349,11 @@ class BatchSampler(Sampler[list[int]]):
 class EmptyBatchCollate:
     """The user's collate_fn, which also makes empty batches: the shape of a batch of one record, with length 0."""
 
-    def __init__(self, collate: Callable[[list[Any]], Any], dataset: Dataset[Any]) -> None:
-        self.collate, self.dataset = collate, dataset
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.collate, self.dataset = loader.collate_fn, loader.dataset
 
     def __call__(self, records: list[Any]) -> Any:
-        if records:
-            return self.collate(records)
-        return tree_map(_empty, self.collate([self.dataset[0]]))
+        return self.collate(records) if records else tree_map(_empty, self.collate([self.dataset[0]]))
 
 
 def _empty(item: Any) -> Any:
@@ -204,7 +365,7 @@ def _empty(item: Any) -> Any:
 class PrivateLoader(DataLoader[Any]):
     """DataLoader of Poisson batches, or of one fixed order; `len` is the number of steps of an epoch.
 
-    A batch may be empty: its step is one of noise alone. With `max_size` a batch comes in pieces of at most so many
+    A batch may be empty: its step is one of noise alone. With `max_size` a batch comes in pieces of at most that many
     records, and only the step after the last piece moves the model.
     """
 
@@ -225,7 +386,7 @@ class PrivateLoader(DataLoader[Any]):
         super().__init__(
             loader.dataset,
             batch_sampler=self.pieces,
-            collate_fn=EmptyBatchCollate(loader.collate_fn, loader.dataset),
+            collate_fn=EmptyBatchCollate(loader),
             **{name: getattr(loader, name) for name in _OPTIONS},
         )
 
@@ -245,14 +406,14 @@ class PrivateLoader(DataLoader[Any]):
         self.pending.finish(loop)
 
     def _rows(self) -> Iterator[list[Tensor]]:
-        """Rows of tensors by one index_select: what default_collate gives, without a visit to each record."""
+        """Yield rows of tensors by one index_select: what default_collate returns, without a visit to each record."""
         for rows in self.pieces:
             index = torch.tensor(rows, dtype=torch.int64)
             yield [tensor.index_select(0, index) for tensor in self.tensors or ()]
 
 
 def _target(batch: Any) -> Tensor | None:
-    """The labels, or the last tensor of a batch: where targets usually are."""
+    """Return the labels, or the last tensor of a batch: where targets usually are."""
     if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor):
         return batch["labels"]  # type: ignore[no-any-return]
     leaves = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor)]

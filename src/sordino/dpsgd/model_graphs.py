@@ -1,43 +1,228 @@
 """The graphs of a model in a private loop, one for each kind of arguments, and how each is run; used by `Recording`.
 
-A graph is captured before the model sees such a record. Whether it runs by layer rules or record by record is tried on
-synthetic records, with public noise on the parameters, so that nothing hides behind a weight of zero. Values of private
-records decide nothing here.
+A graph is captured before the model sees such a record. It runs with a tape: layers by their rules, other parameters by
+regions, or the whole by record. A trained parameter that no layer with a rule holds belongs to some module's own
+forward; the nodes of one call of that module are a region, which runs under vmap, each record with its own copy of the
+region's parameters. Where even that is not possible the whole graph is the region. Which of them it is follows from the
+graph, from where records lie in it (`Layout`), and from a trial on synthetic records, with public noise on the
+parameters, so that nothing hides behind a weight of zero. Values of private records decide nothing here.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sordino.dpsgd.batch_independence import (
-    COARSE,
-    frozen_rng,
-    has_records,
-    mixing_error,
-    perturbed_parameters,
-    relative_distance,
-)
-from sordino.dpsgd.graph_pass import GraphPass, by_layers, record_by_record, rule_leaves
-from sordino.dpsgd.rule_table import sites
-from sordino.dpsgd.tape import Tape, UnrecordableError
+from sordino import codec
+from sordino.dpsgd import batch_independence as checks
+from sordino.dpsgd.layer_rules import third_party_rule
+from sordino.dpsgd.pieces import Tape, UnrecordableError
+from sordino.dpsgd.rule_table import Site, VmapRule, run_by_rules, sites
 from sordino.errors import PlanError
-from sordino.graph import Captured, Grade, Traced, Tracing, UntraceableError, weakest
+from sordino.graph import Captured, Grade, Layout, Traced, Tracing, UntraceableError, captured, weakest
 from sordino.graph.capture import RECORDS, restored_state
-from sordino.graph.captured import flat, synthetic_batch, torch_layer
-from sordino.graph.tracing import mode
+from sordino.graph.captured import flat, synthetic_batch
+from sordino.graph.rules import Rows
 from sordino.rng import Seeded
 
 _LOG = logging.getLogger(__name__)
-OUTLIER = 100.0  # times the usual size of an entry: mixing that only an unusual record sets off shows
+OUTLIER = 100.0  # times the usual size of an entry: shows mixing that only an unusual record triggers
+
+
+class Part(nn.Module):
+    """Nodes of a graph as a module; its parameters are those of the user's model, `module.` before their names."""
+
+    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self.function = module, function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(self, *inputs)
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class GraphPass:
+    """A graph with the way in which it is run: `sites` by their rules, and `function` between them.
+
+    `whole`: the model runs record by record, each with its own copy of all parameters.
+    """
+
+    graph: Captured
+    function: Callable[..., Any]
+    sites: tuple[Site, ...]
+    whole: bool
+    channels_last: bool = False
+
+    def __call__(self, tape: Tape, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the graph, record its layers on the tape, and return the model's output."""
+        tape.channels_last = self.channels_last
+        if self.graph.source == "layers" and not self.whole:  # the model is one layer of torch.nn
+            own = next((site for site in self.sites if site.module is model), None)
+            if own is not None:
+                return own.rule(tape, model, own.axis, *args, **kwargs)
+        with run_by_rules(tape, self.sites):
+            if self.graph.source == "layers" and not self.whole:
+                return type(model).forward(model, *args, **kwargs)
+            return self.graph.answered(self.function(tape, model, *self.graph.fed(flat(args, kwargs)[0])))
+
+
+def by_layers(traced: Traced, model: nn.Module) -> GraphPass:
+    """Return the pass of layers by their rules and other parameters by regions; `UnrecordableError` if impossible."""
+    every = sites(model)
+    found, owners = [site for site in every if not site.by_vmap], [site.module for site in every if site.by_vmap]
+    for site in found:
+        _check_place(site, traced.layout)
+    names = {name: part for name, part in model.named_modules() if any(part is own for own in owners)}
+    plain, function = traced.graph.function, type(model).forward
+    if traced.graph.source != "layers" and names:
+        function = _with_regions(traced, model, names)
+    elif traced.graph.source != "layers":
+        function = lambda tape, module, *inputs: plain(captured.GraphSelf(module), *inputs)  # noqa: E731
+    return GraphPass(traced.graph, function, tuple(found), whole=False)
+
+
+def record_by_record(graph: Captured, model: nn.Module, args: Any, kwargs: Any, records: Sequence[bool]) -> GraphPass:
+    """Return the pass of the whole graph for each record separately: no operation of it sees two records."""
+    leaves, form = flat(args, kwargs)
+
+    def layer(part: Part, *inputs: Tensor) -> list[Tensor]:  # a model that is one layer of torch.nn
+        supply = iter(inputs)
+        own_args, own_kwargs = tree_unflatten([next(supply) if isinstance(x, Tensor) else x for x in leaves], form)
+        answer = type(part.module).forward(part.module, *own_args, **own_kwargs)
+        return [y for y in tree_flatten(answer)[0] if isinstance(y, Tensor)]
+
+    tensors = [own for own, tensor in zip(records, graph.tensors, strict=True) if tensor]
+    part = Part(model, layer if graph.source == "layers" else graph.function)
+    rule = VmapRule(part, [*tensors, *(False for _ in graph.constants)]).rule
+    return GraphPass(graph, lambda tape, module, *inputs: rule(tape, part, 0, *inputs), (), whole=True)
+
+
+def _check_place(site: Site, layout: Layout) -> None:
+    """Refuse a layer whose input has no records where its rule looks for them, in any call."""
+    module, axis = site.module, site.axis
+    if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+        axis = 0 if module.batch_first else 1
+    count = 3 if isinstance(module, nn.MultiheadAttention) else 1
+    for rows, size in [entry for call in layout.layers.get(module, []) for entry in call[:count]]:
+        if rows is None:  # positions that all records share
+            fits = isinstance(module, nn.Embedding) and axis == 0 and size == 1
+        else:
+            fits = (rows.dim, rows.outer) == (axis, 1) and (rows.inner == 1 or axis == 0) and not rows.position
+        if not fits:
+            raise UnrecordableError("a layer whose input has no slice for each record where its rule looks for it")
+
+
+def _with_regions(traced: Traced, model: nn.Module, names: dict[str, nn.Module]) -> Callable[..., Any]:
+    """Return the graph as a function in which each call of these modules' own forward is one region."""
+    outer = fx.Graph()
+    nodes = list(traced.graph.graph.nodes)
+    copied: dict[fx.Node, fx.Node] = {}
+    outer.graph_copy(traced.graph.graph, copied)
+    result = next(n for n in reversed(nodes) if n.op == "output")
+    copied[result] = outer.output(fx.node.map_arg(result.args[0], lambda n: copied[n]))
+    regions: dict[str, Callable[..., Any]] = {}
+    gone: list[fx.Node] = []
+    for members in _calls(nodes, names).values():
+        name = f"region{len(regions)}"
+        gone += [copied[n] for n in members]
+        regions[name] = _cut_out(outer, copied, members, traced.layout, model, name)
+    for node in reversed(gone):
+        outer.erase_node(node)
+    outer.lint()
+    for node in [n for n in outer.nodes if n.op == "get_attr" and n.users]:
+        found = operator.attrgetter(str(node.target).removeprefix("module."))(model)
+        if isinstance(found, nn.Parameter) and found.requires_grad:  # one for all records
+            raise UnrecordableError("a parameter used outside the layer that owns it")
+    function = captured.compile_graph(outer, model)
+
+    def run(tape: Tape, module: nn.Module, *inputs: Tensor) -> Any:
+        bound = {name: partial(rule, tape) for name, rule in regions.items()}
+        return function(captured.GraphSelf(module, SimpleNamespace(**bound)), *inputs)
+
+    return run
+
+
+def _calls(nodes: Sequence[fx.Node], names: dict[str, nn.Module]) -> dict[Any, list[fx.Node]]:
+    found: dict[Any, list[fx.Node]] = {}
+    for node in nodes:
+        if node.op in ("placeholder", "output", "get_attr"):
+            continue
+        if node.op == "call_module" and str(node.target).removeprefix("module.") in names:
+            found[node.name] = [node]
+            continue
+        call = captured.layer_call(node, names)
+        if call is not None:
+            found.setdefault(call, []).append(node)
+    return found
+
+
+def _cut_out(
+    outer: fx.Graph, copied: dict[fx.Node, fx.Node], members: list[fx.Node], layout: Layout, model: nn.Module, name: str
+) -> Callable[..., Any]:
+    """Replace these nodes by one call of a region, and return its rule: each record with its own parameters."""
+    inside = _closure(members, layout)
+    taken = list(dict.fromkeys(a for n in inside for a in n.all_input_nodes if a not in inside))
+    results = [n for n in members if any(user not in set(members) for user in n.users)]
+    if any(n.name not in layout.nodes for n in (*taken, *results)):
+        raise UnrecordableError("a module that takes or gives something else than tensors")
+    places = [layout.nodes[n.name] for n in taken]
+    if any(rows not in (None, Rows(0)) for rows in places) or any(layout.nodes[n.name] != Rows(0) for n in results):
+        raise UnrecordableError("a module with parameters of its own, without one slice per record")
+    order = {n: i for i, n in enumerate(members[0].graph.nodes)}
+    last = max([*taken, members[0]], key=lambda n: order[n])
+    users = {n: [user for user in n.users if user not in set(members)] for n in results}
+    if any(order[user] < order[last] for found in users.values() for user in found):
+        raise UnrecordableError("a module whose forward is left and entered again")
+    with outer.inserting_after(copied[last]):
+        call = outer.call_module(f"regions.{name}", tuple(copied[n] for n in taken))
+    for place, node in enumerate(results):  # every result of the call is an entry
+        with outer.inserting_after(call):
+            entry = outer.call_function(operator.getitem, (call, place))
+        for user in users[node]:
+            copied[user].replace_input_with(copied[node], entry)
+        copied[node] = entry
+    return _region_rule(inside, taken, results, [rows is not None for rows in places], model)
+
+
+def _closure(members: list[fx.Node], layout: Layout) -> list[fx.Node]:
+    """Return the members, and the attributes and numbers (such as the size of the batch) that only they use."""
+    found = set(members)
+    waiting = list(members)
+    while waiting:
+        for node in waiting.pop().all_input_nodes:
+            alone = node.op == "get_attr" or node.name not in layout.nodes
+            if alone and node not in found and node.op != "placeholder":
+                found.add(node)
+                waiting.append(node)
+    return [n for n in members[0].graph.nodes if n in found]
+
+
+def _region_rule(
+    inside: list[fx.Node], taken: list[fx.Node], results: list[fx.Node], records: list[bool], model: nn.Module
+) -> Callable[..., Any]:
+    inner = fx.Graph()
+    copies = {n: inner.placeholder(f"taken{i}") for i, n in enumerate(taken)}
+    for node in inside:
+        copies[node] = inner.node_copy(node, lambda n: copies[n])
+    inner.output([copies[n] for n in results])
+    part = Part(model, captured.compile_graph(inner, model))
+    targets = [str(n.target) for n in inside if n.op in ("get_attr", "call_module")]
+    every = part.named_parameters(remove_duplicate=False)
+    used = {id(p) for name, p in every if any(name == own or name.startswith(f"{own}.") for own in targets)}
+    rule = VmapRule(part, records, frozenset(name for name, p in part.named_parameters() if id(p) in used)).rule
+    return lambda tape, *inputs: rule(tape, part, 0, *inputs)
 
 
 class ModelGraphs:
@@ -45,24 +230,23 @@ class ModelGraphs:
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.own = model, vars(model).get("forward")
-        known = rule_leaves(model)
-        self.training = Tracing(
-            model, lambda part: torch_layer(part) or id(part) in known, [site.module for site in sites(model)]
-        )
-        self.others = Tracing(model) if known else self.training  # without layers that a rule of ours stands for
+        trained = [part for part in model.modules() if any(p.requires_grad for p in part.parameters(recurse=False))]
+        known = {id(part) for part in trained if third_party_rule(part) is not None}
+        watched = [site.module for site in sites(model)]
+        self.training = Tracing(model, lambda part: captured.torch_layer(part) or id(part) in known, watched)
+        self.others = Tracing(model) if known else self.training  # in which layers of other libraries are no leaves
         self.passes: dict[int, GraphPass] = {}  # by identity of the graph
         self.traced: list[Traced] = []  # that have run
-        self.changed = ""  # what a trusted owner changed in the forward since its graph was captured
-        self.last: tuple[Any, GraphPass] | None = None  # key of the last arguments, and how they were run
+        self.changed = ""  # that a forward which its user vouches for was changed since its graph was captured
 
     @property
     def grade(self) -> Grade:
-        """Of all training passes so far."""
+        """Weakest grade of all training passes so far."""
         return weakest([one.grade for one in self.traced])
 
     @property
     def reasons(self) -> list[str]:
-        """Why some graphs are run record by record."""
+        """Reasons why some graphs are run record by record."""
         return sorted({one.reason for one in self.traced if one.reason is not None})
 
     def close(self) -> None:
@@ -70,17 +254,20 @@ class ModelGraphs:
         self.training.closed = self.others.closed = True
 
     def evaluated(self, args: Any, kwargs: Any) -> Captured:
-        """The graph of a pass that trains nothing; every tensor is synthetic for its capture."""
+        """Return the graph of a pass that trains nothing; every tensor is synthetic for its capture."""
+        leaves, form = flat(args, kwargs)
+        first = next((len(x) for x in leaves if isinstance(x, Tensor) and x.dim()), 0)
+        records = [checks.has_records(x, first) for x in leaves]
+        blank = list(leaves)
+        for i, x in enumerate(leaves):
+            if isinstance(x, Tensor) and x.layout == torch.strided and not records[i]:
+                blank[i] = synthetic_batch([x[None]], [True], 1)[0][0]
+        blank_args, blank_kwargs = tree_unflatten(blank, form)
         with self._plain_forward():
-            leaves, form = flat(args, kwargs)
-            first = next((len(x) for x in leaves if isinstance(x, Tensor) and x.dim()), 0)
-            records = [has_records(x, first) for x in leaves]
-            blank = [x if own else _blank(x) for x, own in zip(leaves, records, strict=True)]
-            blank_args, blank_kwargs = tree_unflatten(blank, form)
             return self.others.graph(blank_args, blank_kwargs, records)
 
     def prepare(self, tables: Sequence[Tensor]) -> None:
-        """Capture the usual call, model(x), before the loader gives out a batch: no loop can have written into it.
+        """Capture the usual call, model(x), before the loader returns a batch: no loop can have changed it.
 
         `tables` are all records and all targets, of which the shape is read. A model that is called in another way is
         captured at its first call.
@@ -88,47 +275,13 @@ class ModelGraphs:
         if not tables or not len(tables[0]):
             return
         try:
-            self._find((tables[0][:1],), {}, [True])
-        except Exception:  # whatever this model says of such a call: no loop has made it yet
+            self.trained((tables[0][:1],), {}, [True])
+        except Exception:  # whatever this model raises in such a call: no loop has made it yet
             _LOG.debug("model(x) is not captured beforehand", exc_info=True)
         self.traced = []  # it counts once it has run
 
-    def trained(self, args: Any, kwargs: Any, records: Sequence[bool], leaves: Sequence[Any], form: Any) -> GraphPass:
-        """How a training pass with these arguments is run; `records` are the leaves with a slice for each record."""
-        key = self._key(leaves, form, records)
-        if key is not None and self.last is not None and key == self.last[0] and not self._hooked():
-            return self.last[1]
-        found = self._find(args, kwargs, records)
-        self.last = None if key is None else (key, found)
-        return found
-
-    def is_stale(self) -> bool:
-        """Whether the model's forward answers synthetic records otherwise than its graphs."""
-        with self._plain_forward():
-            return self.training.is_stale()
-
-    def capture_again(self) -> None:
-        """Forget all graphs of training passes: what its owner changed is taken in, and graded as the owner's."""
-        self.changed, self.last = "its forward was changed while it trained", None
-        self.training.forget()
-        self.passes.clear()
-
-    def _key(self, leaves: Sequence[Any], form: Any, records: Sequence[bool]) -> Any:
-        """All that `Tracing` distinguishes arguments by; None where they cannot be compared."""
-        if any(not isinstance(x, Tensor | int | float | str | None) for x in leaves):
-            return None
-        kinds = [
-            (x.shape[own:], x.dtype) if isinstance(x, Tensor) else x for x, own in zip(leaves, records, strict=True)
-        ]
-        return list(records), kinds, form, [mode(part) for part in self.model.modules()]
-
-    def _hooked(self) -> bool:
-        """Whether code of the user's runs beside the model's forward."""
-        model = self.model
-        everywhere = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
-        return bool(model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or everywhere)
-
-    def _find(self, args: Any, kwargs: Any, records: Sequence[bool]) -> GraphPass:
+    def trained(self, args: Any, kwargs: Any, records: Sequence[bool]) -> GraphPass:
+        """Return how a training pass is run; `records` says which leaves have a slice for each record."""
         with self._plain_forward():
             traced = self.training.of(args, kwargs, records)
             if id(traced) not in self.passes:
@@ -138,17 +291,29 @@ class ModelGraphs:
                 self.traced.append(traced)
             return self.passes[id(traced)]
 
+    def is_stale(self) -> bool:
+        """Return whether the model's forward answers synthetic records otherwise than its graphs."""
+        with self._plain_forward():
+            return self.training.is_stale()
+
+    def capture_again(self) -> None:
+        """Forget all graphs of training passes: the next pass captures the changed forward, graded as trusted."""
+        self.changed = "its forward was changed while it trained"
+        self.training.forget()
+        self.passes.clear()
+
     @contextmanager
     def _plain_forward(self) -> Iterator[None]:
-        """The model with the forward that its owner wrote."""
-        if self._hooked():
+        """Restore the forward that the model's user wrote while the context lasts; refuse hooks on the model."""
+        model, everywhere = self.model, torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
+        if model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or everywhere:
             raise UntraceableError("hooks on the model itself, which run on records outside its forward")
-        held = vars(self.model)
+        held = vars(model)
         recorded = held.pop("forward", None)
         if self.own is not None:
             held["forward"] = self.own
         try:
-            with torch.autocast("cpu", enabled=False):
+            with torch.autocast(next((p.device.type for p in model.parameters()), "cpu"), enabled=False):
                 yield
         finally:
             held.pop("forward", None)
@@ -156,31 +321,28 @@ class ModelGraphs:
                 held["forward"] = recorded
 
     def _arrange(self, traced: Traced, args: Any, kwargs: Any, records: Sequence[bool]) -> GraphPass:
-        """The fastest way that keeps the synthetic records' gradients apart."""
+        """Return the fastest way in which the gradients of synthetic records touch their own slices alone."""
         inputs, form = flat(args, kwargs)
-        made = tree_unflatten(synthetic_batch(inputs, records, RECORDS), form)
-        self._refuse_writes(traced.graph, *made)
-        if traced.reason is None:
-            for channels_last in (True, False):
-                try:
-                    found = replace(by_layers(traced, self.model), channels_last=channels_last)
-                    self._check_slices(found, *made)
-                    return found
-                except UnrecordableError:
-                    break
-                except RuntimeError as error:
-                    if not channels_last or "view" not in str(error):
-                        raise
-        graph = traced.graph
-        if self.training is not self.others:
-            graph = self.others.graph(args, kwargs, records)
+        sample = tree_unflatten(synthetic_batch(inputs, records, RECORDS), form)
+        self._refuse_writes(traced.graph, *sample)
+        for channels_last in (True, False) if traced.reason is None else ():
+            try:
+                found = replace(by_layers(traced, self.model), channels_last=channels_last)
+                self._check_slices(found, *sample)
+                return found
+            except UnrecordableError:
+                break
+            except RuntimeError as error:
+                if not channels_last or "view" not in str(error):
+                    raise
+        graph = traced.graph if self.training is self.others else self.others.graph(args, kwargs, records)
         if traced.reason is not None:
             self._refuse_mixing(traced, graph, inputs, form, records)
         return record_by_record(graph, self.model, args, kwargs, records)
 
     @torch.no_grad()
     def _refuse_writes(self, graph: Captured, args: Any, kwargs: Any) -> None:
-        """A graph that writes into tensors of the model would remember records."""
+        """Refuse a graph that writes into tensors of the model, and would so remember records."""
         named = [("parameter", self.model.named_parameters()), ("buffer", self.model.named_buffers())]
         before = [(kind, name, tensor, tensor._version) for kind, found in named for name, tensor in found]
         with torch.random.fork_rng(devices=[]):
@@ -192,20 +354,20 @@ class ModelGraphs:
                 raise PlanError("state", found, needed, "remove it, or freeze it in eval mode")
 
     def _check_slices(self, found: GraphPass, args: Any, kwargs: Any) -> None:
-        """The output of one synthetic record must reach that record's slices alone, and no parameter besides."""
-        tape = Tape()
-        tape.begin(RECORDS)
+        """Refuse a pass in which one synthetic record's gradient touches others' slices, or a parameter itself."""
         parameters = [p for p in self.model.parameters() if p.requires_grad]
+        tape = Tape(parameters[0].device if parameters else None)
+        tape.batch = RECORDS
         rng = Seeded(0).at(0, "mixing")
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), perturbed_parameters(self.model, rng):
-            leaves = trained_outputs(found(tape, self.model, args, kwargs), RECORDS)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), checks.perturbed_parameters(self.model, rng):
+            leaves = checks.trained_outputs(found(tape, self.model, args, kwargs), RECORDS)
             tape.check_slices(leaves, range(RECORDS), parameters)
 
     @torch.no_grad()
     def _refuse_mixing(
         self, traced: Traced, graph: Captured, inputs: Sequence[Any], form: Any, records: Sequence[bool]
     ) -> None:
-        """A graph that answers otherwise for a batch than for its records meant to mix: synthetic records show it."""
+        """Refuse a graph whose answers for synthetic records in a batch differ from those for each record alone."""
 
         def tensors(some: Sequence[Any]) -> list[Tensor]:
             args, kwargs = tree_unflatten(list(some), form)
@@ -216,49 +378,17 @@ class ModelGraphs:
         real = [own and x.is_floating_point() for x, own in zip(usual, records, strict=True)]
         outlier = [torch.cat([x[:1] * OUTLIER, x[1:]]) if own else x for x, own in zip(usual, real, strict=True)]
         rng = Seeded(0).at(0, "mixing")
-        with torch.random.fork_rng(devices=[]), perturbed_parameters(self.model, rng), frozen_rng():
-            for made in (usual, outlier):
-                together = tensors(made)
+        with torch.random.fork_rng(devices=[]), checks.perturbed_parameters(self.model, rng), checks.frozen_rng():
+            for batch in (usual, outlier):
+                together = tensors(batch)
                 if any(y.dim() == 0 or len(y) != RECORDS for y in together):
-                    raise no_output()
+                    raise checks.no_output()
                 if not traced.alone:
-                    raise mixing_error()
+                    raise checks.mixing_error()
                 alone = [
-                    tensors([x[j : j + 1] if own else x for x, own in zip(made, records, strict=True)])
+                    tensors([x[j : j + 1] if own else x for x, own in zip(batch, records, strict=True)])
                     for j in range(RECORDS)
                 ]
                 joined = [torch.cat(parts) for parts in zip(*alone, strict=True)]
-                if relative_distance(together, joined) > COARSE:
-                    raise mixing_error()
-
-
-def _blank(x: Any) -> Any:
-    """A tensor of the same kind without its values."""
-    if not isinstance(x, Tensor) or x.layout != torch.strided:
-        return x
-    return synthetic_batch([x[None]], [True], 1)[0][0]
-
-
-def trained_outputs(output: Any, size: int, needed: bool = True) -> list[Tensor]:
-    """The tensors of an output that have a slice for each record, with a gradient."""
-    found = [y for y in tree_flatten(output)[0] if has_records(y, size) and y.requires_grad]
-    if needed and not found:
-        raise no_output()
-    return found
-
-
-def no_output() -> PlanError:
-    found = "a model whose output has no slice per record"
-    return PlanError("per-record", found, "outputs, of which the loop computes the loss")
-
-
-def refuse_labels(kwargs: Mapping[str, Any]) -> None:
-    """Models of transformers make a loss of labels: a mean over the batch, and over the tokens of all its records."""
-    if kwargs.get("labels") is not None:
-        raise PlanError(
-            "reduction",
-            "labels given to the model, which makes a mean over all records of the batch, or over all their tokens",
-            "a loss in which each record has a term of its own",
-            'make_private(..., loss="cross_entropy"), or "tokens" for a label per token, and '
-            "optimizer.loss(model(**inputs), labels) with inputs that hold no labels",
-        )
+                if checks.relative_distance(together, joined) > checks.COARSE:
+                    raise checks.mixing_error()

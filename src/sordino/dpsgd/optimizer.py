@@ -1,4 +1,4 @@
-"""The private optimizer of `make_private`: any torch optimizer, fed with nothing but noised gradients."""
+"""The private optimizer of `make_private`: any torch optimizer, which sees only noised gradients."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ from torch.utils._pytree import tree_flatten
 from sordino.certificate.build import certificate
 from sordino.certificate.facts import Facts, Loop, OwnCode
 from sordino.data import lineage
-from sordino.data.initial_weights import declared_frozen
-from sordino.dpsgd import loop_certificate
-from sordino.dpsgd.account import Account
-from sordino.dpsgd.batch_checks import InputCheck
-from sordino.dpsgd.loader import PendingBatch
-from sordino.dpsgd.loop_state import ALL, NoiseState, read_record
-from sordino.dpsgd.own_code import RecordLoss, stale_code
-from sordino.dpsgd.recording import Recording
-from sordino.dpsgd.reduction import LossCheck, clip_margin
+from sordino.data.lineage import declared_frozen
+from sordino.dpsgd import account as accounts
+from sordino.dpsgd.loader import InputCheck, PendingBatch
+from sordino.dpsgd.own_code import LossCheck, RecordLoss, stale_code
+from sordino.dpsgd.recording import Recording, clip_margin
+from sordino.dpsgd.settings import ALL, NoiseState, read_record
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import TRUSTED, Grade, weakest
 from sordino.layout import Layout, Slot
@@ -36,19 +33,18 @@ from sordino.rng import Streams
 _LOG = logging.getLogger("sordino")
 _KNOWN = "{found}; in every step the gradient at the model's output is that of this loss; any other stops the run"
 _EACH = "optimizer.loss: one value per record, computed from that record's output alone"
-
-
 _PROVED = "every operation of the graph of the model, and of the loss, leaves the records of a batch apart"
 
 
 class PrivateOptimizer(Optimizer):
-    """step():  p.grad = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch,  then the inner step.
+    """Optimizer whose step() sets noised gradients, and then takes a step of the inner optimizer:
 
-    The sum is over the batch that the private loader piece out, g_j one record's gradient over all trained
-    parameters. A step that was not piece a batch, or that cannot be clipped record by record, raises and moves
-    nothing. Guarantee: each step is one release of PoissonSampled(rate, Gaussian(z)), add or remove one record,
-    counted before its noise is drawn; what the inner optimizer does with it is post-processing. Under correlated noise
-    all steps together are one Gaussian release, replace one record.
+    p.grad = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch
+
+    The sum is over the batch of the private loader, g_j is one record's gradient over all trained parameters. A step
+    without a batch, or one that cannot be clipped record by record, raises and moves nothing. Guarantee: each step is
+    one release of PoissonSampled(rate, Gaussian(z)), add or remove one record, counted before its noise is drawn; the
+    inner optimizer's work is post-processing. Under correlated noise all steps are one Gaussian release, replace one.
     """
 
     inner: Optimizer
@@ -57,7 +53,7 @@ class PrivateOptimizer(Optimizer):
         self,
         inner: Optimizer,
         recording: Recording,
-        account: Account,
+        account: accounts.Account,
         pending: PendingBatch,
         streams: Streams,
         own: RecordLoss | None = None,
@@ -66,8 +62,9 @@ class PrivateOptimizer(Optimizer):
         self.recording, self.account, self.pending, self.streams = recording, account, pending, streams
         self.layout, recording.mean = _layout(recording.named), account.settings.reduction == "mean"
         self.noise_state = NoiseState(account.settings.plan.release, self.layout.size)
-        self.total = torch.zeros(self.layout.size, dtype=torch.float64)  # of this batch so far, in units of the clip
-        self.check = LossCheck(account.settings.reduction, account.settings.records.count, recording.own_code)
+        device = next(iter(recording.named.values())).device
+        self.total = torch.zeros(self.layout.size, dtype=torch.float64, device=device)  # of this batch, / clip norm
+        self.check = LossCheck(account.settings.reduction, account.settings.records.count)
         kinds = {p.dtype for p in recording.named.values()}
         self.margin = clip_margin(account.settings.reduction, recording.expected, double=kinds == {torch.float64})
         self.own, recording.loss_check = own, self.check if own is None else None
@@ -95,13 +92,13 @@ class PrivateOptimizer(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """What torch.amp.GradScaler asks before a step: it would skip the step where a gradient is not finite."""
+        """Refuse torch.amp.GradScaler, which reads this before a step: it would skip steps by their gradients."""
         fix = "call loss.backward() and optimizer.step(); gradients are clipped in float32, so nothing underflows"
         raise _loop("a GradScaler, which leaves steps out by what it finds in the gradients", "no scaler", fix)
 
     @property
     def steps(self) -> int:
-        """Noised steps taken so far."""
+        """Number of noised steps so far."""
         return self.account.steps
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -112,19 +109,19 @@ class PrivateOptimizer(Optimizer):
         self._check_loop()
         self.recording.guard.check(full=os.urandom(1)[0] < 32)  # large tensors in one step of eight, at random
         settings = self.account.settings
+        size = 0 if self.pending.piece is None else self.pending.piece.size
         if self.own is None:  # refuse a loss that is not a sum of terms of one record each
-            self.check.check(self.recording.gradients, self.pending.piece)
-        elif self.pending.piece is not None and self.pending.piece.size:
+            self.check.check(self.recording.gradients, size)
+        elif size:
             self.own.verify()
-        mean = settings.reduction == "mean" and not self.recording.mean_undone
-        scale = float(self.pending.piece.size) if self.pending.piece and mean else 1.0
-        clipped = self.recording.clipped_sum(settings.clip_norm * (1.0 - self.margin), scale=scale or 1.0)
-        self._report(len(clipped.norms) - int(clipped.norms.isfinite().sum()))
+        scale = float(size) if settings.reduction == "mean" and not self.recording.mean_undone else 1.0
+        total, norms = self.recording.clipped_sum(settings.clip_norm * (1.0 - self.margin), scale or 1.0)
+        self._report(len(norms) - int(norms.isfinite().sum()))
         self._report_idle()
-        self._add(clipped.total)
+        self._add(total)
 
     def loss(self, output: Any, *targets: Any) -> Tensor:
-        """The mean of the loss that make_private was given, each record by itself: call backward() on it."""
+        """Return the mean over the batch of make_private's `loss`: call backward() on it."""
         piece = self.pending.piece
         if self.own is None or piece is None:
             found = "optimizer.loss without a loss or without a batch"
@@ -134,7 +131,7 @@ class PrivateOptimizer(Optimizer):
         return self.own(output, targets, self.recording.outputs, piece.size, records)
 
     def _refuse_stale_loss(self, always: bool = False) -> None:
-        """Once in each loop over the loader: refuse a loss that was changed since its graph was captured."""
+        """Refuse, once in each loop over the loader, a loss that was changed since its graph was captured."""
         if self.own is None or (self.compared == self.pending.loops and not always):
             return
         self.compared = self.pending.loops
@@ -144,7 +141,7 @@ class PrivateOptimizer(Optimizer):
             self.own.capture_again()
 
     def _report(self, lost: int) -> None:
-        """Say how many records counted as zero. The step goes on: to stop here would tell what was in the batch."""
+        """Log how many records counted as zero. The step goes on: stopping would reveal what is in the batch."""
         if lost and not self.not_finite:
             _LOG.warning(
                 "%d records of this batch have a gradient that is not finite and count as zero; optimizer.not_finite "
@@ -154,7 +151,7 @@ class PrivateOptimizer(Optimizer):
         self.not_finite += lost
 
     def _report_idle(self) -> None:
-        """Say once which parameters noise alone would move."""
+        """Log once which parameters would get noise alone."""
         idle = self.recording.idle
         if idle and not self.idle and self.pending.piece is not None and self.pending.piece.size:
             self.idle = len(idle)
@@ -164,17 +161,16 @@ class PrivateOptimizer(Optimizer):
             )  # fmt: skip
 
     def _add(self, total: dict[str, Tensor]) -> None:
-        """One piece of the batch; the last one makes the step."""
+        """Add one piece of the batch; the last one makes the step."""
         if self.pending.summed == 0:
             self.total.zero_()
         flat = torch.cat([total[slot.name].reshape(-1) for slot in self.layout.slots])
         self.total.add_(flat.double(), alpha=1 / self.account.settings.clip_norm)
-        self.recording.stepped()
         if self.pending.take().last:
             self._release()
 
     def _release(self) -> None:
-        """Charge, then noise, then the inner step: every gradient it can see is a part of the noised one, or none."""
+        """Charge, add noise, and take the inner step, which sees parts of the noised gradient and nothing else."""
         views = self.layout.views(self._noised(self.account.charge()))
         noised = {p: views[name] for name, p in self.recording.named.items() if p.requires_grad}
         for parameter in self._parameters():
@@ -188,7 +184,7 @@ class PrivateOptimizer(Optimizer):
             self.recording.guard.stepped_on()
 
     def _noised(self, t: int) -> Tensor:
-        """A^-1 (total + N(0, z^2)) * C / batch, [d]: the plan's release, decode and post-processing."""
+        """Return A^-1 (total + N(0, z^2)) * C / batch, [d]: the plan's release, decode and post-processing."""
         plan, public = self.account.settings.plan, self.account.settings.plan.public(t)
         noised = self.noise_state.noised(self.total, t, lambda _: self.streams.at(t, "noise"))
         self.total.zero_()
@@ -204,7 +200,7 @@ class PrivateOptimizer(Optimizer):
             yield from group["params"]
 
     def _check_loop(self) -> None:
-        """Refuse a step that the certificate would not be true of; nothing has moved yet."""
+        """Refuse a step for which the certificate would not be true; nothing has moved yet."""
         recording, piece = self.recording, self.pending.piece
         known = set(recording.named.values())
         if any(p.requires_grad and p not in known for p in self._parameters()):
@@ -229,7 +225,7 @@ class PrivateOptimizer(Optimizer):
             raise _loop(f"piece {piece.index + 1} of a batch whose earlier pieces had no step", "a step for each piece")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget gradients that were not stepped on; what pieces of the batch have added up to stays."""
+        """Forget gradients without a step; the sum of earlier pieces of the batch stays."""
         self.recording.zero()
         self.inner.zero_grad(set_to_none)
 
@@ -241,9 +237,9 @@ class PrivateOptimizer(Optimizer):
             raise _loop("a step of the unwrapped optimizer", "the optimizer that make_private returned")
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state, and the charged steps; nothing of a batch that is not finished.
+        """Return the inner optimizer's state and the charged steps; nothing of an unfinished batch.
 
-        Under correlated noise also what the noise remembers, which is not to be published.
+        Under correlated noise it holds the state of the noise, which must not be published.
         """
         self.recording.guard.check()
         order = {} if self.pending.order is None else self.pending.order.state()
@@ -267,15 +263,15 @@ class PrivateOptimizer(Optimizer):
         self.recording.forget()
 
     def certificate(self) -> dict[str, Any]:
-        """The certificate of the loop's plan: epsilon of all planned steps, or of those taken if they are more."""
+        """Return the certificate of the loop's plan: epsilon of all planned steps, or of those taken if more."""
         return certificate(self.account.settings.plan, self._facts())
 
     def save_certificate(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Write the certificate with the plan and the counts it follows from: `sordino certify` computes it again."""
-        return loop_certificate.save(Path(path), self.account.settings.plan, self._facts())
+        return accounts.save_certificate(Path(path), self.account.settings.plan, self._facts())
 
     def _facts(self) -> Facts:
-        """What the loop adds to its plan, checked once more."""
+        """Return the facts of the loop for its certificate, after all checks."""
         if self.pending.piece is not None:
             found = "a certificate asked for while a batch waits for its step"
             raise _loop(found, "a step for each batch that was drawn", "step on it, then ask")
@@ -289,11 +285,10 @@ class PrivateOptimizer(Optimizer):
         return replace(facts, public=declared_frozen(self.recording.model), own_code=self._own_code())
 
     def _own_code(self) -> OwnCode | None:
-        """What is proved of all code that ran on records; nothing is, where none has run."""
+        """Return the weakest grade of all code that ran on records; None where none has run."""
         if not self.steps:
             return None
-        loss = self.check.grade if self.own is None else self.own.grade
-        found = [self.recording.grade(), loss, *self.batch_code()]
+        found = [self.recording.grade(), *([] if self.own is None else [self.own.grade]), *self.batch_code()]
         if self.targets.changed:
             found.append((TRUSTED, f"the loop changes targets itself ({self.targets.changed})"))
         grade = weakest([one for one, _ in found])
@@ -304,13 +299,13 @@ class PrivateOptimizer(Optimizer):
         return OwnCode(grade, (why or _PROVED) + others)
 
     def _remember(self) -> None:
-        """Weights leave: a run that begins with them says what both have cost."""
+        """Register this loop's cost for a run that begins with its weights."""
         cost = self.account.cost()
         if cost is not None:
             lineage.register_run(self.recording.model, self.first, (*self.account.earlier, cost), self.records)
 
     def detach(self) -> nn.Module:
-        """The model, ordinary again. The inner optimizer stays locked: start anew to train without privacy."""
+        """Return the model, ordinary again; the inner optimizer stays locked, so training on needs a new one."""
         self._remember()
         self.recording.restore()
         return self.recording.model
@@ -321,7 +316,6 @@ def _loop(found: str, needed: str, fix: str = "") -> PlanError:
 
 
 def _layout(named: dict[str, nn.Parameter]) -> Layout:
-    """The trained parameters, in the model's order."""
     slots: list[Slot] = []
     for name, parameter in named.items():
         slots.append(Slot(name, parameter.shape, slots[-1].stop if slots else 0, True))

@@ -1,46 +1,70 @@
-"""A user's own functions on records, run as graphs: `loss=` and `transform=` of make_private.
+"""The user's functions on records: `loss=` and `transform=` of make_private as graphs, and the loss of a plain loop.
 
     loss = 1 / b * sum_j f(output_j, target_j)            inputs_j = f(inputs_j) for each record of a batch
 
 f is captured on synthetic records before it sees a private one. Where its graph keeps records apart it runs on the
-batch, else on every record by itself. It may draw random numbers from torch. What enters the model in the backward pass
-is the gradient of the loss's graph, whatever else the loop adds to it: an addition is found, and refused.
+batch, else on each record separately. It may draw random numbers from torch. The gradient that enters the model in the
+backward pass is that of the loss's graph; terms that the loop adds to the loss are found, and refused.
+
+Without `loss=` the loop computes its own loss, which is recognised from its gradient in every step: mean or sum, of a
+known loss. The number that undoes a mean is the size of the batch, which is secret: taken for a sum, every record's
+gradient would depend on how many others there are, and the clip norm would bound nothing that the cost speaks of. The
+same holds where a mean divides by the tokens that count, or where records are compared: a loss that is not recognised
+is refused. Once a loss is recognised, with the constant c before it, the gradient that enters the model is
+
+    c / b * d loss_j / d output_j   (a mean; without b a sum),     of the known loss and of the labels in the batch
+
+and not the loop's, which must agree with it: a record's gradient is that of a known loss of this record alone.
+Called by `recording`, `optimizer` and `loader`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from sordino.data.named_fields import is_causal
-from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, relative_distance, select_records
+from sordino import codec
+from sordino.data.clients import is_causal
+from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, relative_distance
 from sordino.dpsgd.rule_table import each_record
+from sordino.dpsgd.settings import Reduction
 from sordino.errors import DataError, PlanError
 from sordino.graph import TRUSTED, Grade, Traced, Tracing, UntraceableError, weakest
-from sordino.graph.capture import RECORDS
+from sordino.graph.capture import RECORDS, Function
 from sordino.graph.captured import flat, synthetic_batch
-from sordino.graph.tracing import Function
-from sordino.parts.losses import keeps_apart, loss_of
+from sordino.parts.losses import (
+    IGNORED,
+    Absolute,
+    CrossEntropy,
+    Hinge,
+    Logistic,
+    LossFunction,
+    Mse,
+    keeps_apart,
+    loss_of,
+)
 from sordino.rng import global_coins, standing_at
 
-Transforms = Callable[[Any], Any]
 PerRecord = Callable[..., Tensor]  # (output, *targets) -> one value per record [b]
-_OWN = 'reduction="none", then a sum or a mean over the entries of each record'
+NEXT = "cross_entropy of the next token"
+_SURE = "make_private(..., loss=f) with f(output, target) -> one value per record, and optimizer.loss(model(x), y)"
+_TERM = "a loss in which each record has a term of its own"
 
 
 def untraceable(what: str, reason: str, needed: str, *ways: str) -> PlanError:
-    """The refusal of code without a graph."""
     vouch = 'own_code="trusted" in make_private, if you vouch that it keeps the records of a batch apart: the '
     found = f"a {what} that no graph can be captured of ({reason})"
     return PlanError("own code", found, needed, "; ".join((*ways, f"or {vouch}certificate will say so")))
 
 
 def stale_code(what: str) -> PlanError:
-    """The refusal of code that its owner changed while it trains."""
     return PlanError(
         "own code",
         f"a {what} that answers synthetic records otherwise than when its graph was captured",
@@ -50,7 +74,7 @@ def stale_code(what: str) -> PlanError:
 
 
 class TracedFunction:
-    """A user's function of tensors with its graphs; `own_code`: its owner vouches for it where it has none."""
+    """A user's function of tensors with its graphs; `own_code`: the user vouches for it where it has no graph."""
 
     name = "function"
     needed = "a function of tensors that remembers nothing: no noise is added there"
@@ -64,13 +88,13 @@ class TracedFunction:
 
     @property
     def grade(self) -> tuple[Grade, str]:
-        """What is proved of it, and why it is no more."""
+        """Return the grade of the function, and why it is not better."""
         if self.untraced:
             return TRUSTED, f"the {self.name} itself runs on records ({self.untraced})"
         return weakest([one.grade for one in self.used]), "; ".join(one.reason for one in self.used if one.reason)
 
     def traced(self, args: tuple[Any, ...], records: Sequence[bool]) -> Traced | None:
-        """The graph for these arguments; None where there is none, and its owner vouches for the function."""
+        """Return the graph for these arguments; None where there is none and the user vouches for the function."""
         try:
             return self.tracing.of(args, {}, records)
         except UntraceableError as error:
@@ -81,7 +105,7 @@ class TracedFunction:
 
 
 def _for_each(function: Callable[..., Any], args: tuple[Any, ...], records: Sequence[bool]) -> Any:
-    """function(*args) for each record by itself; each sees a batch of one."""
+    """Return function(*args) for each record separately, as a batch of one."""
     leaves, form = tree_flatten(args)
 
     def one(*items: Any) -> Any:
@@ -97,11 +121,11 @@ class RecordTransform(TracedFunction):
     name = "transform"
     ways = (
         "write it without Python branches on data, and take random numbers from torch",
-        "do it in the data set, for each record by itself",
+        "do it in the data set, for each record separately",
     )
 
     def __call__(self, batch: Any, size: int) -> Any:
-        """The batch with its inputs transformed; labels stay as they are."""
+        """Return the batch with its inputs transformed; labels stay as they are."""
         if isinstance(batch, list | tuple):
             return [self._run(batch[0], size), *batch[1:]]
         return self._run(dict(batch) if isinstance(batch, Mapping) else batch, size)
@@ -122,9 +146,9 @@ class RecordTransform(TracedFunction):
 
 
 def named_loss(kind: str, model: nn.Module) -> tuple[PerRecord, bool]:
-    """A loss of Sordino by its kind, of a model's output or of its logits; a causal model's labels are the next tokens.
+    """Return a loss of Sordino by its kind, and whether each of its values is known to depend on one record alone.
 
-    And whether each of its values is known to be one record's.
+    It takes a model's output or its logits; the labels of a causal language model are the next tokens.
     """
     own = loss_of(kind)
     shift = own.targets == "token" and is_causal(model)
@@ -144,9 +168,8 @@ class RecordLoss(TracedFunction):
     ways = ("write it without Python branches on data and without state",)
 
     def __init__(self, loss: PerRecord, own_code: bool = False, known: bool = False) -> None:
-        """`known`: a loss of Sordino's own, which needs no graph."""
         super().__init__(loss, own_code)
-        self.loss, self.known = loss, known
+        self.loss, self.known = loss, known  # known: a loss of Sordino, which needs no graph
         self.compared = False  # with its value for a whole batch, where it has no graph
         self.rng_state = global_coins()
         self.slopes: list[tuple[Tensor, Tensor]] = []  # at each output: what arrived, and what is due
@@ -154,11 +177,11 @@ class RecordLoss(TracedFunction):
     def __call__(
         self, output: Any, targets: tuple[Any, ...], outputs: list[Tensor], size: int, records: list[bool]
     ) -> Tensor:
-        """The mean over the batch; `outputs` are the model's for it, `records` says which targets are the records'."""
+        """Return the mean over the batch of `size` records; `records` says which targets have a slice per record."""
         leaves = [x for x in tree_flatten(output)[0] if isinstance(x, Tensor) and x.requires_grad]
         if not leaves or any(all(x is not y for y in outputs) for x in leaves):
-            found = "optimizer.loss of something else than what model(x) gave for this batch"
-            raise PlanError("loop", found, "the output as it came", "change it inside the loss, record by record")
+            found = "optimizer.loss of something else than the output of model(x) for this batch"
+            raise PlanError("loop", found, "the unchanged output", "change it inside the loss, record by record")
         if not size:
             return torch.stack([x.sum() for x in leaves]).sum() * 0
         mean = self._values((output, *targets), size, records).mean()
@@ -169,7 +192,7 @@ class RecordLoss(TracedFunction):
         return mean
 
     def capture_again(self) -> None:
-        """Take in what its owner changed and vouches for."""
+        """Forget all graphs: the next call captures the changed loss, graded as trusted."""
         self.untraced, self.used = "it was changed while it trained", []
         self.tracing.forget()
 
@@ -195,22 +218,22 @@ class RecordLoss(TracedFunction):
 
     @torch.no_grad()
     def _check(self, traced: Traced, args: tuple[Any, ...], records: list[bool]) -> None:
-        """Once for each graph, on synthetic records: one value for each, and the same alone as in a batch."""
+        """Refuse a graph that gives synthetic records not one value each, or other values in a batch than alone."""
         inputs, form = flat(args, {})
-        (made, _) = tree_unflatten(synthetic_batch(inputs, records, RECORDS), form)
+        (sample, _) = tree_unflatten(synthetic_batch(inputs, records, RECORDS), form)
         with frozen_rng():
-            together = _checked_shape(traced.graph(self.function, *made), RECORDS)
+            together = _checked_shape(traced.graph(self.function, *sample), RECORDS)
             if traced.reason is not None:
-                _refuse_mixing(together, self._each(traced, made, RECORDS), traced.alone)
+                _refuse_mixing(together, self._each(traced, sample, RECORDS), traced.alone)
 
     def _run_trusted(self, args: tuple[Any, ...], size: int) -> Tensor:
-        """The user's own function record by record: an alarm if a batch changes its value for a record, or mixes."""
+        """Run the user's function record by record; refuse one that remembers a batch, or mixes its records."""
         detached = tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, args)
-        first = select_records(detached, size, torch.zeros(1, dtype=torch.int64))
+        first = tree_map(lambda x: x[:1] if has_records(x, size) else x, detached)
         before = self._value_of(first)
         values = self._each(None, args, size)
         if not relative_distance([before], [self._value_of(first)]) <= SAME:
-            found = "a loss that says something else of a record after a batch than before it"
+            found = "a loss whose value for a record is another one after a batch than before it"
             fix = "keep what is counted or averaged out of the loss, and take random numbers from torch"
             raise PlanError("reduction", found, self.needed, fix)
         if not self.compared and size > 1:
@@ -222,11 +245,11 @@ class RecordLoss(TracedFunction):
 
     @torch.no_grad()
     def _value_of(self, record: tuple[Any, ...]) -> Tensor:
-        """The loss of one record, with frozen random numbers."""
         with frozen_rng(), standing_at(self.rng_state):
             return self.loss(*record).detach().clone()
 
     def _expect(self, leaf: Tensor, due: Tensor) -> None:
+        """Replace the gradient that arrives at an output by the one that is due, and store both."""
         arrived = torch.zeros_like(leaf, requires_grad=False)
         self.slopes.append((arrived, due))
 
@@ -249,12 +272,236 @@ def _checked_shape(values: Any, size: int) -> Tensor:
     if isinstance(values, Tensor) and values.shape == (size,):
         return values
     shape = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
-    raise DataError(f"a loss of shape {shape} for {size} record{'s' * (size > 1)}", "one value per record", _OWN)
+    fix = 'reduction="none", then a sum or a mean over the entries of each record'
+    raise DataError(f"a loss of shape {shape} for {size} record{'s' * (size > 1)}", "one value per record", fix)
 
 
 def _refuse_mixing(together: Tensor, alone: Tensor, alike: bool = True) -> None:
-    """The loss of records together must be that of each alone."""
+    """Refuse a loss of records in a batch that is not that of each record alone."""
     if not alike or not torch.allclose(together, alone, rtol=1e-3, atol=1e-5, equal_nan=True):
         found = "a loss whose value for one record depends on the other records of the batch"
         fix = "divide by a constant, or by what the record itself has, never by a count of the batch"
         raise PlanError("reduction", found, "a function of one record's output and target", fix)
+
+
+def _tokens(out: Tensor, y: Tensor) -> Tensor:
+    """Return the cross-entropy of [b, T, V] at [b, T], flattened."""
+    if out.dim() != y.dim() + 1 or y.dim() < 2:
+        raise ValueError("no tokens")
+    return F.cross_entropy(out.flatten(0, -2), y.flatten(), reduction="none")
+
+
+CROSS = CrossEntropy()
+KNOWN: dict[str, LossFunction] = {
+    **{loss.kind: loss for loss in (CROSS, Mse(), Absolute(), Logistic(), Hinge())},
+    "cross_entropy of tokens": _tokens,
+    NEXT: lambda out, y: _tokens(out[:, :-1], y[:, 1:]),
+    "nll": lambda out, y: F.nll_loss(out, y, reduction="none"),
+    "huber": lambda out, y: F.huber_loss(out, y.reshape(out.shape), reduction="none"),
+}
+
+
+def has_ignored_targets(target: Tensor | None) -> bool:
+    """Return whether some targets are ignored, so that a mean would divide by the number of the others."""
+    return target is not None and target.dtype == torch.int64 and bool((target == IGNORED).any())
+
+
+@codec.hides_values
+@dataclass
+class OutputGradient:
+    """A model's output [b, ...] with its targets, and d loss / d output once the backward pass has reached it."""
+
+    output: Tensor
+    target: Tensor | None = None
+    slope: Tensor | None = None  # of the loop's loss
+    due: Tensor | None = None  # of the known loss, in place of `slope`
+    size: int = 0  # of the batch
+    agrees: bool = False  # whether the two are the same
+
+    @classmethod
+    def of(cls, output: Any, live: Sequence[Tensor], target: Tensor | None, size: int, check: LossCheck) -> list[Any]:
+        """Return one for each tensor of the output; the target belongs to the only one, or to its logits."""
+        main, found = getattr(output, "logits", output), []
+        for one in live if size else ():
+            seen = cls(one.detach(), target if one is main else None, size=size)
+            one.register_hook(partial(seen._replace, check))  # type: ignore[no-untyped-call]
+            found.append(seen)
+        return found
+
+    def _replace(self, check: LossCheck, slope: Tensor) -> Tensor | None:
+        self.slope = slope.detach()
+        self.due = check.due(self)
+        return self.due
+
+    def finite(self) -> OutputGradient:
+        """Return it without the records whose output or gradient is not finite: they count as zero anyway."""
+        assert self.slope is not None
+        assert self.target is not None
+        good = (self.output.isfinite() & self.slope.isfinite()).flatten(1).all(1)
+        if bool(good.all()):
+            return self
+        return replace(self, output=self.output[good], target=self.target[good], slope=self.slope[good])
+
+    def summed_slope(self, name: str) -> Tensor | None:
+        """Return d sum of the known losses / d output; None where the loss does not fit."""
+        output, target = self.output, self.target
+        assert target is not None
+        plain = output.dim() == 2 and target.shape == output.shape[:1]
+        with torch.enable_grad():
+            point = output.clone().requires_grad_()
+            try:
+                if name == CROSS.kind and plain and not has_ignored_targets(target):
+                    return CROSS.slope(output, target)
+                return torch.autograd.grad(KNOWN[name](point, target).sum(), point)[0]
+            except (RuntimeError, ValueError, IndexError):
+                return None
+
+    def recognise(self) -> tuple[str, float] | None:
+        """Return the known loss whose summed gradient is proportional to the slope, and the factor."""
+        assert self.slope is not None
+        for name in KNOWN:
+            expected = self.summed_slope(name)
+            if expected is None or expected.shape != self.slope.shape or not bool(expected.any()):
+                continue
+            factor = float((self.slope * expected).sum() / expected.square().sum())
+            if factor and _proportional(self.slope, factor * expected):
+                return name, factor
+        return None
+
+
+class LossCheck:
+    """Recognises the loop's loss, compares it with what was declared, and replaces its gradient by the known loss's.
+
+    factor = slope / slope of the summed loss: in every batch factor * b is the same for a mean, factor for a sum.
+    """
+
+    def __init__(self, declared: Reduction, expected: float) -> None:
+        self.declared, self.expected = declared, expected
+        self.found = "declared"
+        self.first: tuple[int, float] | None = None  # size and factor of the first batch
+        self.known: tuple[str, float] | None = None  # the loss, and the constant c
+
+    def due(self, seen: OutputGradient) -> Tensor | None:
+        """Return the gradient of the known loss; None where none is recognised."""
+        if seen.target is None or seen.slope is None:
+            return None
+        seen.agrees = self._agrees(seen)
+        if not seen.agrees:
+            finite = seen.finite()
+            if self.known is None:
+                self.known = self._recognise(finite)
+            elif not self._agrees(finite):
+                other = self._recognise(finite)  # of two losses that looked alike so far, it is the other one
+                if other is not None and _near(other[1], self.known[1]):
+                    self.known = other
+        return self._slope(seen)
+
+    def _recognise(self, seen: OutputGradient) -> tuple[str, float] | None:
+        assert seen.slope is not None
+        found = seen.recognise() if bool(seen.slope.any()) else None
+        if found is None:
+            return None
+        size, width = seen.size, seen.output[0].numel()
+        constant = found[1] * size if self.declared == "mean" else found[1]
+        usual = any(_near(constant, wanted) for wanted in (1.0, float(width)))
+        return (found[0], float(f"{constant:.4g}")) if usual or size > 1 else None
+
+    def _slope(self, seen: OutputGradient) -> Tensor | None:
+        own = None if self.known is None else seen.summed_slope(self.known[0])
+        if own is None or self.known is None:
+            return None
+        return own * (self.known[1] / seen.size if self.declared == "mean" else self.known[1])
+
+    def _agrees(self, seen: OutputGradient) -> bool:
+        """Return whether the gradient is that of the known loss, within the rounding of its constant."""
+        due, slope = self._slope(seen), seen.slope
+        if due is None or slope is None or slope.shape != due.shape:
+            return False
+        return float((slope - due).norm()) <= 2e-3 * float(due.norm())
+
+    def check(self, outputs: Sequence[OutputGradient], size: int) -> None:
+        """Refuse a loss of a batch of `size` records that is not reduced as declared, or not known."""
+        if not size:
+            return
+        reached = [one for one in outputs if one.slope is not None]
+        others = [one.slope for one in reached if one.target is None]
+        if len(others) == len(reached) or any(slope is not None and bool(slope.any()) for slope in others):
+            raise _unknown("a loss of something else than one output tensor and the batch's last tensor")
+        for one in reached:
+            if one.target is not None:
+                self._check(one)
+
+    def _check(self, seen: OutputGradient) -> None:
+        ignored = has_ignored_targets(seen.target)
+        if seen.agrees and self.first is not None and not ignored:
+            return
+        due, seen = seen.due, seen.finite()
+        assert seen.slope is not None
+        if not len(seen.output) or (due is None and not bool(seen.slope.any())):
+            return
+        confirmed = self._agrees(seen)
+        if seen.size == 1 and (self.known is None or confirmed):
+            return  # of one record, a mean is a sum
+        if ignored or self.first is None or not confirmed:
+            found = seen.recognise()
+            if found is None:
+                raise self._refusal(seen)
+            self._check_reduction(*found, seen)
+        if self.known is not None:
+            if not self._agrees(seen):
+                raise _unknown("a loss that is another one, or has another weight, than in earlier batches")
+            self.found = f"recognised: {self.known[0]}"
+
+    def _refusal(self, seen: OutputGradient) -> PlanError:
+        """Return the refusal of a loss that is not proportional to a known one; class weights are named.
+
+        With them torch divides the mean by the weights of the batch: a record's share depends on the others.
+        """
+        slope, expected = seen.slope, seen.summed_slope("cross_entropy")
+        assert slope is not None
+        if expected is not None and seen.output.dim() == 2 and expected.shape == slope.shape:
+            shares = (slope * expected).sum(1) / expected.square().sum(1)  # w_j; of a mean w_j / sum of w
+            if _proportional(slope, shares[:, None] * expected):
+                return _unknown(
+                    "a cross-entropy with class weights: they are not known, and a mean divides by their sum"
+                )
+        return _unknown("a loss that is not one of those whose terms are known to be a record's own")
+
+    def _check_reduction(self, name: str, factor: float, seen: OutputGradient) -> None:
+        assert seen.target is not None
+        target, size = seen.target[:, 1:] if name == NEXT else seen.target, seen.size
+        if has_ignored_targets(target) and _near(factor * float((target != IGNORED).sum()), 1.0):
+            found = f"a mean over the targets that are not {IGNORED}: their number is that of all records together"
+            raise PlanError("reduction", found, _TERM, _SURE)
+        apparent = self._apparent(factor, size, seen.output[0].numel())
+        if apparent is None and self.first is not None and not _near(size / self.first[0], 1.0, 0.01):
+            raise _unknown(f"a loss ({name}) over a number that is neither constant nor the size of the batch")
+        self.first = self.first or (size, factor)
+        if apparent is not None and apparent != self.declared:
+            self.first = self.known = None
+            found = f"a loss ({name}) that is the {apparent} over a batch, and reduction = {self.declared!r}"
+            fix = f'make_private(..., reduction="{apparent}")'
+            raise PlanError("reduction", found, "the reduction that the loss has", fix)
+
+    def _apparent(self, factor: float, size: int, width: int) -> Reduction | None:
+        """Return mean or sum by the usual factors, 1 / b or 1 (of mean squares, the width), or by two batch sizes."""
+        if self.first is None:  # None where a constant may be meant
+            if _near(factor * size, 1.0) and size != self.expected:
+                return "mean"
+            return "sum" if _near(factor, 1.0) or _near(factor, float(width)) else None
+        before, other = self.first
+        if _near(size / before, 1.0, 0.01):
+            return None
+        return "mean" if _near(factor * size, other * before) else "sum" if _near(factor, other) else None
+
+
+def _near(value: float, wanted: float, tolerance: float = 1e-3) -> bool:
+    return abs(value / wanted - 1) < tolerance
+
+
+def _proportional(slope: Tensor, expected: Tensor) -> bool:
+    return float((slope - expected).norm()) < 1e-3 * float(slope.norm())
+
+
+def _unknown(found: str) -> PlanError:
+    return PlanError("reduction", found, f"{_TERM}, for sure", _SURE)

@@ -1,23 +1,29 @@
-"""One parameter's per-record gradients g_1, ..., g_b, kept in the form in which they are cheapest.
+"""Per-record gradients of one batch: the tape that layer rules fill, and the pieces that the backward pass yields.
 
-Every form gives their squared norms [b], their weighted sum (in float64 if there are many), and, if asked, the
-gradients themselves.
+Layers run on detached weights and pass their outputs to `Tape.watch`; the backward pass then computes no weight
+gradient at all, only d loss / d output of every layer, from which the layer's rule makes its `Piece`s. A piece holds
+one parameter's gradients g_1, ..., g_b in the form in which they are cheapest, and gives their squared norms [b], their
+weighted sum (in float64 if there are many) and, if needed, the gradients themselves.
 
     Rows    g_j as it is                          a bias, a norm's gain, anything that autograd computed
     Outer   g_j = sum_t out_jt (x) in_jt          Linear, convolutions (in = patches), recurrences (t = time)
     Lookup  g_j[v] = sum_{t: index_jt = v} out_jt   Embedding
+    Tied    Outer + Lookup                        one table as input and output embedding
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from math import prod
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from sordino import codec
+from sordino.errors import PlanError
 from sordino.parts.clipping import BLOCK, FEW, Cast, summed
 
 NEAR, FAR = 12, 32  # reading and writing a materialised entry, in multiplications: in the cache, in memory
@@ -29,36 +35,34 @@ HALF = frozenset({torch.bfloat16, torch.float16})
 
 
 def wide(value: Tensor) -> Tensor:
-    """At least float32: norms and sums of half precision would be off by more than the slack."""
+    """Return half precision as float32: its norms and sums would be off by more than the slack."""
     return value.float() if value.dtype in HALF else value
 
 
 def sums_in(parameter: Tensor) -> torch.dtype:
-    """float32, or float64 for parameters in it: never half precision."""
+    """Return the dtype in which a parameter's gradients are summed: float32, or float64 for float64 parameters."""
     return torch.promote_types(parameter.dtype, torch.float32)
 
 
 class Piece(Protocol):
-    """Per-record gradients of one parameter."""
+    """Per-record gradients of one parameter.
 
-    def squares(self) -> Tensor:
-        """||g_j||^2, [b] in float64."""
+    squares   ||g_j||^2, [b] in float64
+    doubt     bound on the error of `squares` where it may matter, [b]
+    weighted  sum_j weights_j g_j, shaped as the parameter; of more than `FEW` records in float64
+    rows      the gradients themselves, [b, *shape]
+    at        the piece of some of the records
+    """
 
-    def doubt(self) -> Tensor | float:
-        """How much `squares` may be wrong by, where that may matter: [b]."""
-
-    def weighted(self, weights: Tensor) -> Tensor:
-        """sum_j weights_j g_j, shaped as the parameter; of more than `FEW` records in float64."""
-
-    def rows(self) -> Tensor:
-        """The gradients themselves, [b, *shape]."""
-
-    def at(self, index: Tensor) -> Piece:
-        """Only these records."""
+    def squares(self) -> Tensor: ...
+    def doubt(self) -> Tensor | float: ...
+    def weighted(self, weights: Tensor) -> Tensor: ...
+    def rows(self) -> Tensor: ...
+    def at(self, index: Tensor) -> Piece: ...
 
 
 def weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
-    """sum_j weights_j rows_j of [b, d]; of many in float64."""
+    """Return sum_j weights_j rows_j of [b, d]; of many records in float64."""
 
     def product(some: slice, cast: Cast, out: Tensor | None) -> Tensor:
         return torch.mm(cast(weights[None, some]), cast(rows[some]), out=out)
@@ -67,7 +71,7 @@ def weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def row_squares(rows: Tensor) -> Tensor:
-    """||row||^2 of [b, ...] in float64, from float32 norms of blocks (see `parts.norms`)."""
+    """Return ||row||^2 of [b, ...] in float64, from float32 norms of blocks (see `parts.clipping`)."""
     rows = rows.reshape(len(rows), -1)
     b, d = rows.shape
     if d <= BLOCK:
@@ -81,7 +85,7 @@ def row_squares(rows: Tensor) -> Tensor:
 @codec.hides_values
 @dataclass(frozen=True)
 class Rows:
-    """Gradients as they are, [b, *shape]."""
+    """Gradients of a parameter in full, [b, *shape]."""
 
     value: Tensor
 
@@ -101,17 +105,12 @@ class Rows:
         return Rows(self.value[index])
 
 
-def _identity(rows: Tensor) -> Tensor:
+def identity(rows: Tensor) -> Tensor:
     return rows
 
 
-def transposed(rows: Tensor) -> Tensor:
-    """[..., O, I] -> [..., I, O]: of a weight that lies the other way round."""
-    return rows.transpose(-1, -2)
-
-
 class OutputGradients:
-    """Output gradients [b, T, O], with what the parameters of one layer share: Gram matrices and the scaled copy."""
+    """Output gradients [b, T, O] of a layer, with the Gram matrices and the scaled copy that its parameters share."""
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
@@ -120,27 +119,29 @@ class OutputGradients:
         self._scaled: tuple[Tensor, Tensor] | None = None
 
     def gram(self) -> Tensor:
-        """[b, T, T]."""
+        """Return the Gram matrices of the output gradients, [b, T, T]."""
         if self._gram is None:
             self._gram = torch.bmm(self.value, self.value.transpose(1, 2))
         return self._gram
 
     def scaled(self, weights: Tensor) -> Tensor:
-        """[b, T, O]: each record's part times its weight."""
+        """Return each record's output gradients times its weight, [b, T, O]."""
         if self._scaled is None or self._scaled[0] is not weights:
             self._scaled = weights, self.value * weights[:, None, None]
         return self._scaled[1]
 
 
-def flat(value: Tensor, time_first: bool) -> Tensor:
-    """[b, T, I] -> [b T, I], or [T b, I] where the memory lies so."""
+def _flat(value: Tensor, time_first: bool) -> Tensor:
+    """Reshape [b, T, I] to [b T, I], or to [T b, I] where the memory is in that order."""
     return (value.transpose(0, 1) if time_first else value).reshape(-1, value.shape[2])
 
 
 @codec.hides_values
 @dataclass
 class Outer:
-    """g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I], output gradients [b, T, O]; `reshape` gives [..., *shape].
+    """Gradients g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I] and output gradients [b, T, O].
+
+    `reshape` maps [..., O, I] to [..., *shape] of the parameter.
 
     T = 1:     ||g_j||^2 = |in_j|^2 |out_j|^2
     else:      ||g_j||^2 = sum_{t,s} (in_t . in_s)(out_t . out_s), or g_j materialised, whichever is cheaper
@@ -148,12 +149,11 @@ class Outer:
 
     inputs: Tensor | Callable[[], Tensor]  # patches are cut when needed: those of all layers would fill the memory
     outputs: OutputGradients
-    reshape: Callable[[Tensor], Tensor] = _identity
+    reshape: Callable[[Tensor], Tensor] = identity
     kept: Tensor | None = field(init=False, default=None)
     slack: Tensor | float = field(init=False, default=0.0)
 
     def read(self) -> Tensor:
-        """The inputs, [b, T, I]."""
         return wide(self.inputs if isinstance(self.inputs, Tensor) else self.inputs())
 
     def squares(self) -> Tensor:
@@ -188,7 +188,7 @@ class Outer:
         outputs, inputs, time_first = self.outputs.scaled(weights), self.read(), self.outputs.time_first
 
         def product(some: slice, cast: Cast, out: Tensor | None) -> Tensor:  # sum_jt out_jt (x) in_jt, [O, I]
-            return torch.mm(cast(flat(outputs[some], time_first).T), cast(flat(inputs[some], time_first)), out=out)
+            return torch.mm(cast(_flat(outputs[some], time_first).T), cast(_flat(inputs[some], time_first)), out=out)
 
         return self.reshape(summed(len(inputs), product))
 
@@ -202,7 +202,7 @@ class Outer:
 
 
 def _products(inputs: Tensor, outputs: Tensor) -> Tensor:
-    """[b, O, I]; a few inputs are multiplied from the other side, four times as fast."""
+    """Return sum_t out_jt (x) in_jt, [b, O, I]; few inputs are multiplied from the other side, four times as fast."""
     if 4 * inputs.shape[2] <= outputs.shape[2]:
         return torch.bmm(inputs.transpose(1, 2), outputs).transpose(1, 2).contiguous()
     return torch.bmm(outputs.transpose(1, 2), inputs)
@@ -211,7 +211,7 @@ def _products(inputs: Tensor, outputs: Tensor) -> Tensor:
 @codec.hides_values
 @dataclass(frozen=True)
 class Lookup:
-    """g_j[v] = sum of out_jt over the t with index_jt = v: index [b, T], outputs [b, T, D], `words` rows in the table.
+    """Gradients g_j[v] = sum of out_jt over the t with index_jt = v: index [b, T], outputs [b, T, D], `words` rows.
 
     ||g_j||^2 = sum_{t,s} [index_t = index_s] (out_t . out_s)
     """
@@ -225,14 +225,10 @@ class Lookup:
         if t == 1:
             return row_squares(self.outputs)
         if t * t < NEAR * self.words or len(self.index) * self.words * d > ROOM:
-            return self._gram()
+            double = self.outputs.double()  # a common word's gradients may cancel
+            equal = self.index[:, :, None] == self.index[:, None, :]
+            return (torch.bmm(double, double.transpose(1, 2)) * equal).sum((1, 2)).clamp(min=0)
         return row_squares(self.rows())
-
-    def _gram(self) -> Tensor:
-        """In float64: a common word's gradients may cancel."""
-        wide = self.outputs.double()
-        equal = self.index[:, :, None] == self.index[:, None, :]
-        return (torch.bmm(wide, wide.transpose(1, 2)) * equal).sum((1, 2)).clamp(min=0)
 
     def doubt(self) -> float:
         return 0.0
@@ -243,14 +239,13 @@ class Lookup:
         return summed(len(weights), lambda some, cast, out: self._table(weights, some, cast, out))
 
     def _table(self, weights: Tensor, some: slice, cast: Cast, out: Tensor | None) -> Tensor:
-        """The sum over some records, [words, D]."""
         scaled = cast(self.outputs[some] * weights[some, None, None]).flatten(0, 1)
         table = scaled.new_zeros(self.words, scaled.shape[1]) if out is None else out.zero_()
         return table.index_add_(0, self.index[some].flatten(), scaled)
 
     def rows(self) -> Tensor:
         b, d = len(self.index), self.outputs.shape[2]
-        place = (self.index + self.words * torch.arange(b)[:, None]).flatten()
+        place = (self.index + self.words * torch.arange(b, device=self.index.device)[:, None]).flatten()
         return self.outputs.new_zeros(b * self.words, d).index_add_(0, place, self.outputs.flatten(0, 1)).view(b, -1, d)
 
     def at(self, index: Tensor) -> Lookup:
@@ -260,7 +255,7 @@ class Lookup:
 @codec.hides_values
 @dataclass
 class Tied:
-    """One table that is looked up and multiplied by (a tied input and output embedding): g_j = outer_j + lookup_j.
+    """Gradients g_j = outer_j + lookup_j of a table that is input and output embedding.
 
     ||g_j||^2 = ||outer_j||^2 + ||lookup_j||^2 + 2 sum_{t,s} (in_t . out_s) slope_t[index_s]
     """
@@ -294,7 +289,7 @@ class Tied:
 
 
 def merge_pieces(pieces: Sequence[Piece]) -> Piece:
-    """A parameter used several times: its per-record gradient is the sum of the uses, taken BEFORE the norm."""
+    """Return the piece of a parameter that is used several times: the sum of its uses, taken BEFORE the norm."""
     first = pieces[0]
     if len(pieces) == 1:
         return first
@@ -304,9 +299,164 @@ def merge_pieces(pieces: Sequence[Piece]) -> Piece:
         return Outer(torch.cat([p.read() for p in uses], 1), OutputGradients(slopes), first.reshape)
     if len(pieces) == 2:
         lookup, outer = sorted(pieces, key=lambda piece: isinstance(piece, Outer))
-        if isinstance(lookup, Lookup) and isinstance(outer, Outer) and outer.reshape is _identity:
+        if isinstance(lookup, Lookup) and isinstance(outer, Outer) and outer.reshape is identity:
             return Tied(outer, lookup)
     total = pieces[0].rows().clone()
     for piece in pieces[1:]:
         total += piece.rows()
     return Rows(total)
+
+
+Pieces = Iterable[tuple[nn.Parameter | None, Piece]]
+Use = Callable[[Tensor], Pieces]  # from d loss / d output to the pieces of the parameters
+
+
+@codec.hides_values
+@dataclass
+class Call:
+    """One use of a layer: its rule, and the gradient of its output once the backward pass has run."""
+
+    use: Use
+    shape: tuple[int, ...]
+    axis: int = 0
+    kept: Tensor | None = None
+    version: int = 0
+    slope: Tensor | None = None
+
+    def add(self, slope: Tensor) -> None:
+        slope = slope.view(self.shape) if slope.shape != self.shape else slope
+        self.slope = slope if self.slope is None else self.slope + slope
+
+    def pieces(self) -> Pieces:
+        """Return the pieces of the layer's rule; refuse an input that was overwritten."""
+        if self.slope is None:
+            return ()
+        if self.kept is not None and self.kept._version != self.version:
+            raise RuntimeError("a layer's input was changed in place before the backward pass; use inplace=False there")
+        return self.use(wide(self.slope))
+
+    def leaks(self, batch: int, own: int = 0) -> bool:
+        """Return whether the gradient of one record's loss is nonzero in other records' slices."""
+        if self.slope is None:
+            return False
+        slices = self.slope.movedim(self.axis, 0)
+        width = len(slices) // batch
+        others = torch.cat([slices[: own * width], slices[(own + 1) * width :]])
+        return bool(((others != 0) & others.isfinite()).any())
+
+
+class UnrecordableError(PlanError):
+    """Layers in which the rules cannot tell records apart: the whole model must run record by record."""
+
+    def __init__(self, found: str) -> None:
+        fix = "keep the batch as the first axis of every layer's input"
+        super().__init__("per-record", found, "layers with one slice per record", fix)
+
+
+class Watch(torch.autograd.Function):
+    """The identity, whose backward stores the gradient in `call`. `anchor` makes the output differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, call: Call) -> Tensor:
+        ctx.call = call
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.call.add(slopes[0])
+        return slopes[0], slopes[0].new_zeros(()), None
+
+
+class Copies(torch.autograd.Function):
+    """One copy of a parameter per record, as a view; the backward stores their gradients in `call`."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, anchor: Tensor, call: Call, batch: int) -> Tensor:
+        ctx.call = call
+        return parameter.expand(batch, *parameter.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.call.add(slopes[0])
+        return None, slopes[0].new_zeros(()), None, None
+
+
+class Tape:
+    """The recorded layer calls of one batch; `anchor` is a zero on the device of the model."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.anchor = torch.zeros((), requires_grad=True, device=device)
+        self.batch = 0  # records of the next forward pass
+        self.channels_last = False  # images in that order whatever the input's: fast, but `view` may not fit it
+        self.calls: list[Call] = []
+
+    def clear(self) -> None:
+        self.calls = []
+        self.anchor.grad = None
+
+    def check_slices(self, leaves: Sequence[Tensor], rows: Iterable[int], parameters: Sequence[Tensor] = ()) -> None:
+        """Refuse layers in which the gradient of one record's output reaches other records' slices.
+
+        `leaves` are outputs [b, ...]. Found is a rule that takes the wrong axis for the records, a layer that mixes
+        them, and a use of `parameters` past the layers.
+        """
+        for row in rows:
+            figure = torch.stack([y[row].float().sum() for y in leaves]).sum()
+            wanted = [self.anchor, *parameters]
+            slopes = torch.autograd.grad(figure, wanted, allow_unused=True, retain_graph=True)
+            if any(slope is not None for slope in slopes[1:]):
+                raise UnrecordableError("a parameter used outside the layer that owns it")
+            leaks = any(call.leaks(self.batch, row) for call in self.calls)
+            for call in self.calls:
+                call.slope = None
+            if leaks:
+                raise UnrecordableError("layers whose gradient for one record touches other records")
+
+    def records(self, x: Tensor, axis: int, tail: int) -> Tensor:
+        """Reshape a tensor with the records along `axis` to [b, T, ...]; the last tail - 1 dimensions stay."""
+        if axis == 0 and self.batch and x.dim() and len(x) != self.batch and len(x) % self.batch == 0:
+            x = x.view(self.batch, -1, *x.shape[1:])  # records times positions, flattened: `leaks` verifies it
+        self.check(x, axis, tail)
+        x = x.detach().movedim(axis, 0)
+        shape = (len(x), prod(x.shape[1 : x.dim() - tail + 1]), *x.shape[x.dim() - tail + 1 :])
+        return x.reshape(shape)
+
+    def check(self, x: Tensor, axis: int, least: int) -> None:
+        """Refuse an input without one slice per record."""
+        if x.dim() <= axis or x.dim() < least or x.shape[axis] != self.batch:
+            found = f"an input of shape {list(x.shape)} where {self.batch} records lie along axis {axis}"
+            raise UnrecordableError(found)
+
+    def watch(
+        self, output: Tensor, use: Use, kept: Tensor | None = None, axis: int = 0, shape: tuple[int, ...] | None = None
+    ) -> Tensor:
+        """Record the gradient of `output` and return it in `shape`; it is a fresh tensor, no view.
+
+        `kept` is the tensor that the rule must find unchanged, `axis` where the records lie.
+        """
+        call = Call(use, shape or tuple(output.shape), axis, kept, 0 if kept is None else kept._version)
+        self.calls.append(call)
+        watched: Tensor = Watch.apply(output, self.anchor, call)  # type: ignore[no-untyped-call]
+        return watched if shape is None else watched.view(shape)
+
+    def copies(self, parameter: nn.Parameter, use: Use) -> Tensor:
+        """Return a copy of a parameter for each record, [b, *shape], whose gradients are recorded."""
+        self.calls.append(Call(use, (self.batch, *parameter.shape)))
+        own: Tensor = Copies.apply(parameter.detach(), self.anchor, self.calls[-1], self.batch)  # type: ignore[no-untyped-call]
+        return own
+
+    def pieces(self) -> dict[nn.Parameter, Piece]:
+        """Return the per-record gradients of every trained parameter that was used."""
+        uses: dict[nn.Parameter, list[Piece]] = {}
+        with torch.no_grad(), torch.autocast(self.anchor.device.type, enabled=False):
+            for call in self.calls:
+                for parameter, piece in call.pieces():
+                    if parameter is not None and parameter.requires_grad:
+                        uses.setdefault(parameter, []).append(piece)
+            return {parameter: merge_pieces(pieces) for parameter, pieces in uses.items()}
+
+
+def first_length(args: Any, kwargs: Any) -> int:
+    """Return the length of the first tensor of the arguments: the number of records of a batch."""
+    return next((len(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor) and x.dim()), 0)

@@ -1,7 +1,8 @@
-"""`make_private`: an ordinary model, optimizer and loader made private, or a refusal with its fix."""
+"""`make_private`, the entry point of DP-SGD: private versions of a model, an optimizer and a loader, or a refusal."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,13 +14,12 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from sordino import codec
 from sordino.certificate.earlier_runs import cost_of
 from sordino.data import lineage
-from sordino.data.compatibility import check_labels, refuse_compiled, trial_outputs
+from sordino.data.program import check_labels, refuse_layers, trial_outputs
 from sordino.dpsgd import refuse_mixing
 from sordino.dpsgd.account import Account, LedgerAccount
-from sordino.dpsgd.batch_checks import check_collate, grade_collate
-from sordino.dpsgd.loader import PendingBatch, PrivateLoader
+from sordino.dpsgd.loader import PendingBatch, PrivateLoader, check_collate, grade_collate
 from sordino.dpsgd.optimizer import PrivateOptimizer
-from sordino.dpsgd.own_code import PerRecord, RecordLoss, RecordTransform, Transforms, named_loss
+from sordino.dpsgd.own_code import PerRecord, RecordLoss, RecordTransform, named_loss
 from sordino.dpsgd.recording import RecordedForward, Recording
 from sordino.dpsgd.settings import Reduction, Settings, batches, calibrate_noise, checked_delta, loop_plan
 from sordino.errors import ConfigError, DataError, PlanError
@@ -50,9 +50,9 @@ def make_private(
     ledger: Ledger | str | Path | None = None,
     dataset: str | None = None,
     own_code: Literal["trusted"] | None = None,
-    transform: Transforms | None = None,
+    transform: Callable[[Any], Any] | None = None,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
-    """DP-SGD in an ordinary loop: (epsilon, delta) for `epochs` passes over the data, add or remove one record.
+    """Run DP-SGD in an ordinary loop: (epsilon, delta) for `epochs` passes over the data, add or remove one record.
 
     `epsilon` is solved for the noise multiplier, or `noise_multiplier` gives it; delta defaults to min(records^-1.1,
     1e-3). `clip_norm` bounds the gradient of every record, over all parameters. `smoothing` is the strength of the
@@ -66,7 +66,7 @@ def make_private(
     What runs on records is the graph of the model, of `loss` and of `transform`, each captured on synthetic records:
     the certificate's `own_code` says what is proved of them. `transform` is applied to the inputs of every batch,
     before the loop sees them. A model, loss or loop that no graph can be captured of is refused, unless
-    own_code="trusted": then its owner vouches that it keeps the records of a batch apart, and the certificate says so.
+    own_code="trusted": then you vouch that it keeps the records of a batch apart, and the certificate says so.
 
     `ledger` is a file that all runs on the same data are charged to, and `dataset` the name that the data have in it: a
     loop above its budget is refused here, all planned steps are charged before the first noise is drawn, and steps
@@ -75,35 +75,36 @@ def make_private(
     With a `strategy` (Banded(10), ...) later steps take back noise of earlier ones: batches are those of one shuffled
     order, the same in every epoch, as of a DataLoader(shuffle=True) that shuffled once; each record is read once an
     epoch, a rest that fills no batch never. Nothing is amplified, neighbours replace one record, and no step is taken
-    after the planned ones. What the noise remembers is in the optimizer's state_dict: keep that file secret.
+    after the planned ones. The state of the noise is in the optimizer's state_dict: keep that file secret.
     """
-    _check_choices(noise, reduction, own_code)
+    if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
+        raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum")
+    if own_code not in ("trusted", None):
+        raise ConfigError(f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for your code')
     if loss is not None and reduction != "mean":
         raise ConfigError(f"loss and reduction = {reduction!r}", "one of them: optimizer.loss is a mean")
     if max_physical_batch_size is not None and max_physical_batch_size < 1:
         raise ConfigError(f"max_physical_batch_size = {max_physical_batch_size}", "a whole number of at least 1")
     size = _check_loader(loader)
-    refuse_compiled(model)
+    refuse_layers(model, statistics=False)
     _refuse_checkpointing(model)
     refuse_mixing(model)
     _check_optimizer(model, optimizer)
     _check_labels(model, loader.dataset)
     check_collate(loader)
-    delta = checked_delta(delta, size, allow_large_delta)
-    bare = loop_plan(
-        epochs=epochs,
-        records=batches(loader.batch_size or 0, size, strategy),
-        clip_norm=float(clip_norm),
-        smoothing=float(smoothing),
-        optimizer=optimizer,
-        strategy=strategy,
-    )
+    delta, chosen = checked_delta(delta, size, allow_large_delta), batches(loader.batch_size or 0, size, strategy)
+    bare = loop_plan(epochs, chosen, float(clip_norm), float(smoothing), optimizer, strategy)
     plan, own_seed = calibrate_noise(bare, epsilon, noise_multiplier, delta), seed if noise == "simulation" else 0
     settings = Settings(plan=plan, delta=delta, noise=noise, seed=own_seed, reduction=reduction, epsilon=epsilon)
     records = lineage.tensors_of(loader.dataset)
     account = Account(settings, LedgerAccount.of(ledger, dataset, settings), lineage.runs_of_model(model, records))
-    _name_runs(model, account)
-    _freeze_the_rest(model, optimizer)
+    planned = cost_of(plan.forecast, delta, account.run, lineage.IN_PROCESS)
+    lineage.attach_lineage(model, (*account.earlier, planned))  # a run that begins with these weights adds their cost
+    lineage.register_loop(account.run, account.cost)
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    for parameter in model.parameters():
+        if parameter not in held:  # no part of a record's gradient
+            parameter.requires_grad_(False)
     pending, rng = PendingBatch(), streams(noise, seed)
     expected = min(settings.records.count, max_physical_batch_size or settings.records.count)
     trusted = own_code == "trusted"
@@ -119,21 +120,6 @@ def make_private(
     return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change)
 
 
-def _check_choices(noise: str, reduction: str, own_code: str | None) -> None:
-    if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
-        raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum")
-    if own_code not in ("trusted", None):
-        raise ConfigError(f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for your code')
-
-
-def _name_runs(model: nn.Module, account: Account) -> None:
-    """Write this loop into the model's lineage: a run that begins with its weights adds its cost."""
-    settings = account.settings
-    planned = cost_of(settings.plan.forecast, settings.delta, account.run, lineage.IN_PROCESS)
-    lineage.attach_lineage(model, (*account.earlier, planned))
-    lineage.register_loop(account.run, account.cost)
-
-
 def _refuse_checkpointing(model: nn.Module) -> None:
     """Refuse gradient checkpointing: what is computed again in the backward pass is not recorded."""
     for name, part in model.named_modules():
@@ -144,7 +130,7 @@ def _refuse_checkpointing(model: nn.Module) -> None:
 
 
 def _check_loader(loader: DataLoader[Any]) -> int:
-    """How many records there are; refuses what no Poisson batch can be drawn from."""
+    """Return the number of records; refuse a loader from which no Poisson batch can be drawn."""
     dataset: Any = loader.dataset
     if isinstance(loader, PrivateLoader):
         raise ConfigError("a loader that is private already", "the original DataLoader")
@@ -153,19 +139,15 @@ def _check_loader(loader: DataLoader[Any]) -> int:
     if loader.batch_size is None:
         fix = "pass DataLoader(dataset, batch_size=...): batches are drawn anew, as the cost assumes"
         raise DataError("a loader with a batch_sampler of its own, or without batches", "a batch_size", fix)
-    if not _plain_order(loader.sampler, len(dataset)):
-        found = f"a loader with sampler {type(loader.sampler).__name__}, which would not be used"
+    sampler = loader.sampler
+    drawn = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset)
+    if not drawn and not isinstance(sampler, SequentialSampler):
+        found = f"a loader with sampler {type(sampler).__name__}, which would not be used"
         raise DataError(found, "every record of the data set, in any order", "pass a Subset as the data set")
     if not 0 < loader.batch_size <= len(dataset):
         found = f"a batch_size of {loader.batch_size} for {len(dataset)} records"
         raise DataError(found, "at most the number of records", "lower batch_size")
     return len(dataset)
-
-
-def _plain_order(sampler: Any, size: int) -> bool:
-    if isinstance(sampler, RandomSampler):
-        return not sampler.replacement and sampler.num_samples == size
-    return isinstance(sampler, SequentialSampler)
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
@@ -188,23 +170,15 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def _check_labels(model: nn.Module, dataset: Any) -> None:
-    """Where records and labels are known, and the model answers with scores: a class for each label."""
+    """Refuse labels without a class, where records and labels are tensors and the model's outputs are scores."""
     if type(dataset) is not TensorDataset or len(dataset.tensors) != 2:
         return
     x, y = dataset.tensors
     if y.dtype != torch.int64 or y.dim() != 1:
         return
     try:
-        scores = trial_outputs(model, torch.zeros_like(x[:1]))  # made up: no record is shown to the model's code
+        scores = trial_outputs(model, torch.zeros_like(x[:1]))  # synthetic: the model's code sees no record
     except DataError:
         return  # the loop may turn the records into what the model takes
     if isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > 1:
         check_labels(y, scores.shape[1], "the data set")
-
-
-def _freeze_the_rest(model: nn.Module, optimizer: Optimizer) -> None:
-    """Freeze what the optimizer does not hold: it is no part of a record's gradient."""
-    held = {p for group in optimizer.param_groups for p in group["params"]}
-    for parameter in model.parameters():
-        if parameter not in held:
-            parameter.requires_grad_(False)

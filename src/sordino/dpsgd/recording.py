@@ -1,42 +1,98 @@
 """Recording of a model's training passes inside an ordinary PyTorch loop; used by `PrivateOptimizer`.
 
 What runs is the graph of the model (`model_graphs`), captured on synthetic records: the user's own forward sees no
-record that is trained on, unless it has no graph and its owner vouches for it (`trusted_forward`). Only `model.forward`
+record that is trained on, unless it has no graph and the user vouches for it (`CheckedForward`). Only `model.forward`
 is replaced, and the layers only while it runs: copies and pickles of the model are ordinary.
+
+In half precision the 1 / b of a mean would be rounded to eight bits on its way into the model, another number for every
+b: one record more would change what all the others add, by up to b / 512 clip norms. So the model's output is widened
+to float32, and its gradient multiplied by b there.
 """
 
 from __future__ import annotations
 
+import math
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
-from sordino.dpsgd.batch_checks import InputCheck
-from sordino.dpsgd.batch_independence import has_records
-from sordino.dpsgd.clipped_sum import Recorder, note_gradient
-from sordino.dpsgd.graph_pass import GraphPass
-from sordino.dpsgd.loader import BatchPiece, PendingBatch
-from sordino.dpsgd.model_graphs import ModelGraphs, refuse_labels, trained_outputs
-from sordino.dpsgd.own_code import stale_code, untraceable
-from sordino.dpsgd.reduction import LossCheck, OutputGradient, is_half_precision, widen_outputs
+from sordino.dpsgd.batch_independence import has_records, refuse_mixing, trained_outputs
+from sordino.dpsgd.clipped_sum import CheckedForward, clipped_sum
+from sordino.dpsgd.loader import BatchPiece, InputCheck, PendingBatch
+from sordino.dpsgd.model_graphs import GraphPass, ModelGraphs
+from sordino.dpsgd.own_code import LossCheck, OutputGradient, stale_code, untraceable
+from sordino.dpsgd.pieces import HALF, UnrecordableError, first_length
+from sordino.dpsgd.settings import Reduction
 from sordino.dpsgd.state_guard import GradientChangeWarning, ModelGuard
-from sordino.dpsgd.tape import UnrecordableError, first_length
-from sordino.dpsgd.trusted_forward import TrustedForward
 from sordino.errors import DataError, PlanError
 from sordino.graph import TRUSTED, Grade, UntraceableError
 from sordino.graph.captured import flat
+from sordino.kernels import tune_allocator
 
 EVIDENCE: dict[Grade, str] = {
     "by construction": "by the operations of the model's graph, whatever the records hold",
     "per record (vmap)": "the model's graph is run for each record by itself",
 }
+
+
+MEAN_ROUNDING = 2.0**-22  # clip norms that a record's clipped gradient may change by, from a mean over b to b + 1
+
+
+def clip_margin(declared: Reduction, expected: float, *, double: bool) -> float:
+    """Return the share of the clip norm C that is left free for rounding, with `expected` records at once.
+
+    A mean hands each record 1 / b, which float32 rounds: with one record more, each of the others adds another number.
+    Measured 1.0e-7 C each, all the same way where records are equal: the sum of 100,000 moved by 1.010 C. The public
+    expected number and eight deviations more, times 2^-22, is left free for that. A sum has no such factor.
+    """
+    if declared == "sum" or double:
+        return 0.0
+    margin = MEAN_ROUNDING * (expected + 8.0 * math.sqrt(expected))
+    if margin > 0.5:
+        found = f"a mean over about {expected:,.0f} records at once, whose gradients float32 rounds by their number"
+        fix = 'reduction = "sum", or max_physical_batch_size = 100_000'
+        raise PlanError("reduction", found, "at most 2,000,000", fix)
+    return margin
+
+
+class _WidenedOutputs(torch.autograd.Function):
+    """Float32 copies of the outputs, whose backward runs the model's own with gradients times `scale`.
+
+    The two autograd graphs are apart, so a loss that reaches into the model past the copies is a second backward pass,
+    which is refused.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, scale: float, inner: list[Tensor]) -> tuple[Tensor, ...]:
+        ctx.inner, ctx.scale = inner, scale
+        ctx.set_materialize_grads(False)
+        return tuple(y.detach().float() if y.dtype in HALF else y.detach().clone() for y in inner)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor, None, None]:
+        pairs = [(y, (s * ctx.scale).to(y.dtype)) for y, s in zip(ctx.inner, slopes, strict=True) if s is not None]
+        torch.autograd.backward([y for y, _ in pairs], [s for _, s in pairs], retain_graph=True)
+        return torch.zeros((), device=ctx.inner[0].device), None, None
+
+
+def widen_outputs(output: Any, scale: float) -> Any:
+    """Return the output in float32; its gradients are multiplied by `scale` on their way back."""
+    leaves, form = tree_flatten(output)
+    inner = [y for y in leaves if _live(y)]
+    anchor = torch.zeros((), requires_grad=True, device=inner[0].device)
+    supply = iter(_WidenedOutputs.apply(anchor, scale, inner))  # type: ignore[no-untyped-call]
+    return tree_unflatten([next(supply) if _live(y) else y for y in leaves], form)
+
+
+def _live(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.requires_grad
 
 
 class RecordedForward:
@@ -62,11 +118,12 @@ class RecordedForward:
         return getattr, (self.recording.model, "forward")
 
 
-class Recording(Recorder):
-    """Recorder whose model stays usable: evaluation, copies and passes over other data run as they always did.
+class Recording:
+    """Recorder of a model's per-record gradients; evaluation, copies and passes over other data run as usual.
 
-    `own_code` says that its owner vouches for code without a graph; `rng` chooses the passes in which such code is
-    checked, and `expected` is the public size of what is computed at once.
+    While it is attached, backward passes write no `.grad` of the model's parameters. `own_code` says that the user
+    vouches for code without a graph; `rng` chooses the passes in which such code is checked, and `expected` is the
+    public size of what is computed at once.
     """
 
     def __init__(
@@ -77,24 +134,30 @@ class Recording(Recorder):
         expected: float = 64.0,
         own_code: bool = False,
     ) -> None:
-        super().__init__(model)
-        self.pending, self.expected, self.own_code = pending, expected, own_code
+        refuse_mixing(model)
+        tune_allocator()
+        self.model, self.pending, self.expected, self.own_code = model, pending, expected, own_code
+        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.outside: set[str] = set()  # parameters with a gradient that no layer recorded
+        self.idle: list[str] = []  # trained parameters that the last batch's loss did not depend on
         self.graphs, self.inputs = ModelGraphs(model), InputCheck(own_code)
         self.graph_pass: GraphPass | None = None  # how the graph of the last training pass is run
-        self.leaves: list[Any] = []  # the flat arguments of the last training pass
         self.untraced = ""  # why the model's own forward ran on the records of a training pass
         self.error: PlanError | None = None  # of the capture before the first batch
         self.modules = list(model.modules())
-        self.own = vars(model).get("forward")
-        self.plain: Callable[..., Any] = model.forward
-        self.trusted_forward = TrustedForward(self, self.plain, rng, expected)
+        self.own, self.plain = vars(model).get("forward"), model.forward
+        self.trusted_forward = CheckedForward(
+            model, self._plain, lambda copy: lambda inputs: copy(*inputs[0], **inputs[1]), rng, expected
+        )
+        self.trusted_forward.call = lambda inputs: model(*inputs[0], **inputs[1])
+        self.tape = self.trusted_forward.tape
         self.handles: list[RemovableHandle] = []
         self.current: BatchPiece | None = None
         self.backwards = 0
         self.other_records: int | None = None  # of a training pass over something else than the loader's batch
         self.mean = True  # whether the loss is a mean over the records
         self.mean_undone: bool | None = None  # before the loss already, where the output is in half precision
-        self.loss_check: LossCheck | None = None  # recognises the loss of the loop, where make_private was given none
+        self.loss_check: LossCheck | None = None  # recognises the loss of the loop, where make_private got none
         self.gradients: list[OutputGradient] = []  # at the outputs of the passes over this batch
         self.outputs: list[Tensor] = []  # of the passes over this batch
         self.tape.anchor.register_post_accumulate_grad_hook(self._count)  # type: ignore[no-untyped-call]
@@ -103,22 +166,30 @@ class Recording(Recorder):
         self.warning = GradientChangeWarning(self.named.values())
 
     def restore(self) -> None:
-        """Leave the model as it was."""
+        """Detach from the model, which is then as it was."""
         self.forget()
         self.guard.remove()
         del self.model.forward
         if self.own is not None:
             self.model.forward = self.own
 
+    def _plain(self, inputs: Any) -> Any:
+        """Run the user's forward, or the rule that stands in its place."""
+        now = vars(self.model).get("forward")
+        return (self.plain if isinstance(now, RecordedForward) else now)(*inputs[0], **inputs[1])  # type: ignore[misc]
+
     def _count(self, anchor: Tensor) -> None:
         anchor.grad = None
         self.backwards += 1
         self.warning.begin()
 
-    def stepped(self) -> None:
-        """Forget the batch, which is summed."""
-        self.trusted_forward.stepped()
+    def clipped_sum(self, clip_norm: float, scale: float) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the clipped sum of the batch by parameter name, and the norms of its records; forget the batch."""
+        pieces = self.tape.pieces() if self.tape.batch else {}
+        self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]
+        found = clipped_sum(pieces, self.named, self.tape.batch, clip_norm, scale)
         self.forget()
+        return found
 
     def forget(self) -> None:
         """Forget all that was recorded."""
@@ -126,18 +197,19 @@ class Recording(Recorder):
             handle.remove()
         self.handles, self.backwards, self.other_records, self.current = [], 0, None, None
         self.mean_undone, self.gradients, self.outputs = None, [], []
-        self.clear()
+        self.tape.clear()
+        self.outside.clear()
 
     def zero(self) -> None:
-        """Forget what backward passes left; a forward pass whose backward is still to come stays."""
+        """Forget the gradients of backward passes; a forward pass without its backward stays."""
         self.tape.calls = [call for call in self.tape.calls if call.slope is None]
         self.outside.clear()
         self.backwards, self.other_records = 0, None
 
     def run(self, args: Any, kwargs: Any) -> Any:
-        """The model's output; recorded if it is a training pass over what the loader gave out."""
+        """Return the model's output; recorded if it is a training pass over the loader's last batch."""
         if self.trusted_forward.probe is not None:
-            return self.trusted_forward.probe(args, kwargs)
+            return self.trusted_forward.probe((args, kwargs))
         piece = self.pending.piece
         if not torch.is_grad_enabled():
             return self._evaluate(args, kwargs)
@@ -146,25 +218,22 @@ class Recording(Recorder):
         if piece is None or size != piece.size:
             self.other_records = size
             return self._evaluate(args, kwargs)
-        self._refuse_new_modules()
-        refuse_labels(kwargs)
-        if self.guard.state.note_values():
-            self.refuse_stale()
+        self._refuse_changes(kwargs)
         if piece is not self.current:
             self.forget()
             trained = [(name, p) for name, p in self.named.items() if p.requires_grad]  # some may be frozen since
-            self.current, self.handles = piece, [note_gradient(p, self.outside, name) for name, p in trained]
+            self.current, self.handles = piece, [_note_gradient(p, self.outside, name) for name, p in trained]
         self._prepare(args, kwargs, piece)
-        self.tape.begin(size)
+        self.tape.batch = size
         output = self._widened(self._pass(args, kwargs) if size else self._empty_pass(args, kwargs), size)
         live = trained_outputs(output, size, needed=False)
         self.outputs += live
         if self.loss_check is not None:
-            self.gradients += OutputGradient.of(output, live, piece, self.loss_check)
+            self.gradients += OutputGradient.of(output, live, piece.target, size, self.loss_check)
         return output
 
     def _evaluate(self, args: Any, kwargs: Any) -> Any:
-        """A pass that trains nothing: by its graph too, or by the model's own forward, after which none is captured."""
+        """Run a pass that trains nothing by its graph; else by the user's forward, after which none is captured."""
         try:
             with self._not_noted():
                 graph = self.graphs.evaluated(args, kwargs)
@@ -175,25 +244,25 @@ class Recording(Recorder):
 
     @contextmanager
     def _not_noted(self) -> Iterator[None]:
-        """Gradients of synthetic records are no use of a parameter."""
-        kept = set(self.outside)
+        """Ignore gradients of parameters in the context: those of synthetic records are no use of a parameter."""
+        before = set(self.outside)
         try:
             yield
         finally:
             self.outside.clear()
-            self.outside.update(kept)
+            self.outside.update(before)
 
     def prepare(self, tables: Sequence[Tensor]) -> None:
         """Capture model(x) for records of this shape, before a loop gets its first batch."""
         self.graphs.prepare(tables)
         try:
             self.guard.check()
-        except PlanError as error:  # forward writes: said at the first pass, as of every other kind of arguments
+        except PlanError as error:  # forward writes: raised at the first pass, as for every other kind of arguments
             self.error = error
             self.guard.accept()
 
     def refuse_stale(self) -> None:
-        """Refuse a forward that its owner changed since its graph was captured: the graph would go on as it was."""
+        """Refuse a forward that was changed since its graph was captured: the graph would go on as it was."""
         if self.untraced or not self.graphs.training.samples:
             return
         with self._not_noted():
@@ -204,14 +273,13 @@ class Recording(Recorder):
         self.graphs.capture_again()
 
     def _prepare(self, args: Any, kwargs: Any, piece: BatchPiece) -> None:
-        """Find how this pass is run, before it sees its records."""
+        """Choose the graph pass for these arguments, before it sees their records."""
         if self.error is not None:
             raise self.error
-        self.leaves, form = flat(args, kwargs)
-        records = self.inputs.records(self.leaves, piece.tensors, piece.size)
+        records = self.inputs.records(flat(args, kwargs)[0], piece.tensors, piece.size)
         try:
             with self._not_noted():
-                self.graph_pass = self.graphs.trained(args, kwargs, records, self.leaves, form)
+                self.graph_pass = self.graphs.trained(args, kwargs, records)
         except UntraceableError as error:
             if not self.own_code:
                 needed = "code whose steps do not depend on records, or on anything that it remembers"
@@ -220,23 +288,34 @@ class Recording(Recorder):
             self.graph_pass, self.untraced = None, str(error)
             self.graphs.close()
             if piece.size:
-                self.trusted_forward.prepare(args, kwargs, piece.size)
+                with self._not_noted():
+                    self.trusted_forward.prepare((args, dict(sorted(kwargs.items()))), piece.size, records)
 
     def _widened(self, output: Any, size: int) -> Any:
-        """Half precision is widened for the loss, and the mean undone before it is rounded again."""
-        half = is_half_precision(output)
+        """Widen half precision for the loss, and undo the mean before its gradient is rounded again."""
+        half = any(y.dtype in HALF for y in tree_flatten(output)[0] if _live(y))
         if self.mean_undone not in (None, half):
             found = "passes over one batch in half and in full precision"
             raise PlanError("loop", found, "one of them", "keep all passes of a step inside autocast, or none")
         self.mean_undone = half
         return widen_outputs(output, float(size or 1) if self.mean else 1.0) if half else output
 
-    def _refuse_new_modules(self) -> None:
-        """A layer that came later was not captured: it may mix records."""
+    def _refuse_changes(self, kwargs: dict[str, Any]) -> None:
+        """Refuse layers that were added later, labels among the inputs, and a forward that was changed."""
         now = list(self.model.modules())
         if len(now) != len(self.modules) or any(a is not b for a, b in zip(now, self.modules, strict=True)):
             found = "a model whose layers were changed after make_private"
             raise PlanError("loop", found, "the layers it began with", "call make_private again, for a new certificate")
+        if kwargs.get("labels") is not None:
+            raise PlanError(
+                "reduction",
+                "labels given to the model, which computes a mean over all records of the batch, or over their tokens",
+                "a loss in which each record has a term of its own",
+                'make_private(..., loss="cross_entropy"), or "tokens" for a label per token, and '
+                "optimizer.loss(model(**inputs), labels) with inputs that hold no labels",
+            )
+        if self.guard.state.note_values():
+            self.refuse_stale()
 
     def _check_device(self, args: Any, kwargs: Any) -> None:
         first = next((x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor) and x.dim()), None)
@@ -246,36 +325,39 @@ class Recording(Recorder):
             raise DataError(found, "both on one device", f"move the batch: x.to('{device}')")
 
     def _pass(self, args: Any, kwargs: Any) -> Any:
-        """One forward pass: the graph, or the model's own forward."""
         if self.graph_pass is not None:
-            return self.graph_pass(self.tape, self.model, args, kwargs, self.leaves or None)
-        return self.trusted_forward.run(args, kwargs)
+            return self.graph_pass(self.tape, self.model, args, kwargs)
+        return self.trusted_forward.run((args, kwargs))
 
     def _empty_pass(self, args: Any, kwargs: Any) -> Any:
-        """An empty batch; where the model fails on it, its output for a synthetic record without that record."""
-        self.leaves = []
+        """Run an empty batch; where the model fails on it, return its output for a synthetic record, cut to no row."""
         try:
             return self._pass(args, kwargs)
         except (RuntimeError, ValueError, IndexError, UnrecordableError):
             self.tape.clear()
         trusted = self.trusted_forward
-        kept, trusted.sites = trusted.sites, trusted.whole
-        self.tape.begin(1)
+        whole, trusted.whole, self.tape.batch = trusted.whole, True, 1
         try:
-            made = tree_map(lambda x: x.new_zeros(1, *x.shape[1:]) if has_records(x, 0) else x, (args, kwargs))
-            return tree_map(lambda y: y[:0] if has_records(y, 1) else y, self._pass(*made))
+            one = tree_map(lambda x: x.new_zeros(1, *x.shape[1:]) if has_records(x, 0) else x, (args, kwargs))
+            return tree_map(lambda y: y[:0] if has_records(y, 1) else y, self._pass(*one))
         finally:
-            trusted.sites = kept
-            self.tape.begin(0)  # what is recorded is nobody's, and summed up nowhere
+            trusted.whole, self.tape.batch = whole, 0  # what is recorded is no record's, and summed up nowhere
 
     def evidence(self) -> tuple[str, int]:
-        """How the records were kept apart, up to the last pass, and the number of checks of trusted code."""
+        """Return how the records were kept apart, up to the last pass, and the number of checks of trusted code."""
         if not self.untraced:
             return EVIDENCE[self.graphs.grade], 0
-        return self.trusted_forward.evidence(isinstance(vars(self.model).get("forward"), RecordedForward))
+        trusted = self.trusted_forward
+        if trusted.error is None and not trusted.whole and isinstance(vars(self.model).get("forward"), RecordedForward):
+            with self._not_noted():
+                trusted.check_last()
+        if trusted.error is not None:
+            raise trusted.error
+        how = "run one by one" if trusted.whole else "checked in passes chosen at random"
+        return how, trusted.checks.count
 
     def grade(self) -> tuple[Grade, str]:
-        """What is proved of the model and of what reached it, and why it is no more."""
+        """Return the grade of the model and of its inputs, and why it is not better."""
         if self.untraced:
             return TRUSTED, f"the model's own forward runs on records ({self.untraced})"
         if self.graphs.changed:
@@ -283,3 +365,13 @@ class Recording(Recorder):
         if self.inputs.changed:
             return TRUSTED, f"the loop changes batches itself ({self.inputs.changed})"
         return self.graphs.grade, "; ".join(self.graphs.reasons)
+
+
+def _note_gradient(parameter: nn.Parameter, outside: set[str], name: str) -> RemovableHandle:
+    """Note a gradient that autograd computes for a parameter itself: no layer recorded that use of it."""
+
+    def note(slope: Tensor) -> None:
+        outside.add(name)
+
+    handle: RemovableHandle = parameter.register_hook(note)  # type: ignore[no-untyped-call]
+    return handle

@@ -1,6 +1,6 @@
-"""Table of the rules that record each layer's per-record gradients, chosen from the model alone; used by the recorders.
+"""Table of the rules that record each layer's per-record gradients, chosen from the model alone; see `model_graphs`.
 
-A layer with a rule of its own is one site. Any other module that owns parameters is one site together with all that
+A layer with a rule is one site. Any other module that owns parameters is one site together with all that
 is inside it, run by `VmapRule`: by vmap, or one record at a time where vmap cannot. Each record then gets its own copy
 of the parameters:
 
@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,28 +24,19 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from sordino.dpsgd.layer_rules import (
-    Rule,
-    convolution,
-    embedding,
-    group_norm,
-    layer_norm,
-    linear_layer,
-    third_party_rule,
-)
-from sordino.dpsgd.pieces import Rows
-from sordino.dpsgd.sequence_layers import attention, recurrence
-from sordino.dpsgd.tape import Pieces, Tape
+from sordino.dpsgd import layer_rules as rules
+from sordino.dpsgd.layer_rules import Rule
+from sordino.dpsgd.pieces import Pieces, Rows, Tape
 from sordino.graph.captured import replaced_forwards
 
 RULES: dict[type[nn.Module], Rule] = {
-    nn.Linear: linear_layer,
-    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), convolution),
-    nn.Embedding: embedding,
-    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), layer_norm),
-    **dict.fromkeys((nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), group_norm),
-    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), recurrence),
-    nn.MultiheadAttention: attention,
+    nn.Linear: lambda tape, module, axis, input: rules.linear(tape, input, module.weight, module.bias, axis),
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), rules.convolution),
+    nn.Embedding: rules.embedding,
+    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), rules.layer_norm),
+    **dict.fromkeys((nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), rules.group_norm),
+    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), rules.recurrence),
+    nn.MultiheadAttention: rules.attention,
 }
 _TRANSFORMERS = (
     *(nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder),
@@ -54,7 +46,7 @@ _TRANSFORMERS = (
 
 @dataclass(frozen=True)
 class Site:
-    """A module, its rule, and the axis of its input along which records lie."""
+    """A module that is run by a rule, and the axis of its input along which records lie."""
 
     module: nn.Module
     rule: Rule
@@ -66,15 +58,20 @@ class Site:
 
 
 def sites(model: nn.Module, whole: bool = False) -> list[Site]:
-    """The sites of a model; with `whole`, the model itself is the only one."""
+    """Return the sites of a model; with `whole`, the model itself is the only one."""
     if whole:
         return [Site(model, VmapRule(model).rule, 0)]
-    axes = _axes(model)
+    axes: dict[nn.Module, int] = {}
+    for part in model.modules():
+        if isinstance(part, _TRANSFORMERS):  # inside torch's transformers records lie along axis 1 by default
+            attend = next((m for m in part.modules() if isinstance(m, nn.MultiheadAttention)), None)
+            if attend is not None and not attend.batch_first:
+                axes.update(dict.fromkeys(part.modules(), 1))
     return [Site(module, rule, axes.get(module, 0)) for module, rule in dict(_visit(model)).items()]
 
 
 def run_by_rules(tape: Tape, found: Sequence[Site]) -> AbstractContextManager[None]:
-    """While it lasts, the forward of each site is its rule; without gradients, its own."""
+    """Replace the forward of each site by its rule in the context; without gradients the site's own forward runs."""
     return replaced_forwards([(site.module, _recorded(tape, site)) for site in found])
 
 
@@ -103,9 +100,9 @@ def _visit(module: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
 
 
 def _owns(module: nn.Module) -> bool:
-    """Whether the module uses parameters itself; a parametrized layer (weight norm and the like) does.
+    """Return whether the module uses parameters itself; a parametrized layer (such as weight norm) does.
 
-    One that a layer inside holds too (a bias under two names) is that layer's: any other use of it is found.
+    A parameter that a layer inside holds too (a bias under two names) is that layer's: any other use of it is found.
     """
     mine = [p for p in module._parameters.values() if p is not None and p.requires_grad]
     inside = {id(p) for child in module.children() for p in child.parameters()} if mine else set()
@@ -113,7 +110,7 @@ def _owns(module: nn.Module) -> bool:
 
 
 def rule_of(module: nn.Module) -> Rule | None:
-    """The rule of a layer that runs exactly as torch wrote it, with all its parameters in their usual place."""
+    """Return the rule of a layer that runs exactly as torch wrote it, with its parameters in their usual place."""
     if hasattr(module, "parametrizations") or module._forward_pre_hooks:  # the latter: old-style weight norm
         return None
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
@@ -123,28 +120,15 @@ def rule_of(module: nn.Module) -> Rule | None:
     if not isinstance(getattr(module, "weight", None), nn.Parameter | None):
         return None
     kinds = [kind for kind in RULES if isinstance(module, kind) and type(module).forward is kind.forward]
-    return RULES[kinds[0]] if kinds else third_party_rule(module)
-
-
-def _axes(model: nn.Module) -> dict[nn.Module, int]:
-    """Inside torch's transformers records lie along axis 1, unless batch_first."""
-    axes: dict[nn.Module, int] = {}
-    for part in model.modules():
-        if isinstance(part, _TRANSFORMERS):
-            attend = next((m for m in part.modules() if isinstance(m, nn.MultiheadAttention)), None)
-            if attend is not None and not attend.batch_first:
-                axes.update(dict.fromkeys(part.modules(), 1))
-    return axes
+    return RULES[kinds[0]] if kinds else rules.third_party_rule(module)
 
 
 Dims = Sequence[int | None]  # of each leaf: where records lie; None for what all records share
-
-
 _FAILS = (RuntimeError, ValueError, NotImplementedError, UserWarning)  # vmap warns where it would loop slowly
 
 
 def each_record(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, axis: int = 0) -> Any:
-    """function(*leaves) for each record by itself; its tensors, batches of one along `axis`, are joined along it."""
+    """Return function(*leaves) for each record separately; its tensors, batches of one along `axis`, are joined."""
     try:
         return by_vmap(function, leaves, dims, axis)
     except _FAILS:
@@ -152,34 +136,27 @@ def each_record(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims,
 
 
 def by_vmap(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, axis: int) -> Any:
-    """`each_record` by vmap alone."""
-    one, forms = _flat(function, leaves, dims)
+    """Compute `each_record` by vmap."""
+    one, forms, moving, places = _flat(function, leaves, dims)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        in_dims = tuple(d for d in dims if d is not None)
-        run = vmap(one, in_dims=in_dims, out_dims=axis, randomness="different")
-        joined = [y.flatten(axis, axis + 1) for y in run(*_moving(leaves, dims))]
-    return _nested(joined, forms[0])
+        run = vmap(one, in_dims=tuple(places), out_dims=axis, randomness="different")
+        joined = [y.flatten(axis, axis + 1) for y in run(*moving)]
+    return _nested(joined, *forms[0])
 
 
 def one_by_one(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, axis: int) -> Any:
-    """`each_record` by a loop."""
-    one, forms = _flat(function, leaves, dims)
-    moving, places = _moving(leaves, dims), [d for d in dims if d is not None]
-    rows = [
-        one(*(x.select(d, j) for x, d in zip(moving, places, strict=True))) for j in range(moving[0].shape[places[0]])
-    ]
-    return _nested([torch.cat(parts, axis) for parts in zip(*rows, strict=True)], forms[0])
-
-
-def _moving(leaves: Sequence[Any], dims: Dims) -> list[Tensor]:
-    return [x for x, d in zip(leaves, dims, strict=True) if d is not None]
+    """Compute `each_record` by a loop."""
+    one, forms, moving, places = _flat(function, leaves, dims)
+    count = moving[0].shape[places[0]]
+    rows = [one(*(x.select(d, j) for x, d in zip(moving, places, strict=True))) for j in range(count)]
+    return _nested([torch.cat(parts, axis) for parts in zip(*rows, strict=True)], *forms[0])
 
 
 def _flat(
     function: Callable[..., Any], leaves: Sequence[Any], dims: Dims
-) -> tuple[Callable[..., list[Tensor]], list[Any]]:
-    """The function from the leaves of one record to its tensors, and how its answers were nested."""
+) -> tuple[Callable[..., list[Tensor]], list[Any], list[Tensor], list[int]]:
+    """Return the function of one record's tensors, the nesting of its answers, and the records' tensors and dims."""
     forms: list[Any] = []
 
     def one(*items: Tensor) -> list[Tensor]:
@@ -189,23 +166,25 @@ def _flat(
         forms.append(([isinstance(x, Tensor) for x in found], form))
         return [x for x in found if isinstance(x, Tensor)]
 
-    return one, forms
+    moving = [x for x, d in zip(leaves, dims, strict=True) if d is not None]
+    return one, forms, moving, [d for d in dims if d is not None]
 
 
-def _nested(tensors: list[Tensor], nesting: tuple[list[bool], Any]) -> Any:
-    """Tensors as the answer had them; None in place of what is no tensor (a cache of keys)."""
-    is_tensor, form = nesting
+def _nested(tensors: list[Tensor], is_tensor: list[bool], form: Any) -> Any:
+    """Return tensors in the nesting of the answer, with None in place of what is no tensor (a cache of keys)."""
     supply = iter(tensors)
     return tree_unflatten([next(supply) if tensor else None for tensor in is_tensor], form)
 
 
 class VmapRule(nn.Module):
-    """Rule of any module: `rule(tape, module, axis, ...)`; remembers whether vmap can run it."""
+    """Rule of any module, record by record; remembers whether vmap can run it.
+
+    `records` says which leaves of the arguments hold records (None: by length), `names` which parameters are copied.
+    """
 
     def __init__(
         self, unit: nn.Module, records: Sequence[bool] | None = None, names: Collection[str] | None = None
     ) -> None:
-        """`records` says which leaves of the arguments hold records (None: by length); `names` the parameters in it."""
         super().__init__()
         self.unit, self.records, self.names = unit, records, names
         self.run: Callable[..., Any] = unit.forward  # past the hooks: they have run already
@@ -215,13 +194,14 @@ class VmapRule(nn.Module):
         return self.run(*args, **kwargs)
 
     def rule(self, tape: Tape, module: nn.Module, axis: int, *args: Any, **kwargs: Any) -> Any:
-        """The module's output, computed for each record by itself."""
+        """Return the module's output, computed for each record separately."""
         if tape.batch == 0:
             with torch.no_grad():
                 empty = self.run(*args, **kwargs)
             return tree_map(lambda y: y + tape.anchor if isinstance(y, Tensor) and y.is_floating_point() else y, empty)
         own = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        copies = {f"unit.{name}": _copies(tape, p) for name, p in own if self.names is None or name in self.names}
+        chosen = [(name, p) for name, p in own if self.names is None or name in self.names]
+        copies = {f"unit.{name}": tape.copies(p, partial(_rows, p)) for name, p in chosen}
         leaves, form = tree_flatten((args, kwargs))
         holds = [isinstance(x, Tensor) and x.dim() > axis and x.shape[axis] == tape.batch for x in leaves]
         holds = holds if self.records is None else list(self.records)
@@ -241,8 +221,5 @@ class VmapRule(nn.Module):
         return one_by_one(one, [*copies.values(), *leaves], dims, axis)
 
 
-def _copies(tape: Tape, parameter: nn.Parameter) -> Tensor:
-    def use(slope: Tensor) -> Pieces:
-        yield parameter, Rows(slope)
-
-    return tape.copies(parameter, use)
+def _rows(parameter: nn.Parameter, slope: Tensor) -> Pieces:
+    yield parameter, Rows(slope)

@@ -1,32 +1,44 @@
-"""Settings of a private loop: its Plan, which is run and whose cost is certified, delta, noise mode and seed."""
+"""Settings of a private loop (its plan, which is run and whose cost is certified) and their record in a checkpoint.
+
+    checksum = sha256( every field of the record but the checksum, tensors by their bytes )
+
+The checksum finds damage and careless edits: a count set to 0, a dropped key, a number of another type, another plan.
+It has no key, so it can be computed anew: then this process, if it took the steps, and the ledger, if the loop has one
+(`account`), know the steps that were taken. Called by `private_loop`, `account` and `optimizer`.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn
 
+import numpy as np
+import torch
+from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from sordino import codec
 from sordino.accounting import calibration
-from sordino.accounting.calibration import calibrate, noisier
 from sordino.accounting.composition import Participation
 from sordino.accounting.delta import check_delta, default_delta, largest_delta
 from sordino.accounting.rounding import atleast
-from sordino.errors import ConfigError, brief_repr
+from sordino.certificate.earlier_runs import EarlierRun
+from sordino.errors import ConfigError, PlanError, brief_repr
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import PoissonRecords, RecordsInTurn
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.releases import CentralNoise
+from sordino.parts.releases import CentralNoise, Release
 from sordino.parts.server_optimizers import TorchOptimizer
 from sordino.parts.strategies import Strategy
 from sordino.plan import Plan
-from sordino.recipes.record_level import alone
+from sordino.recipes.record_level import one_holder
 from sordino.rng import Mode
 
 Reduction = Literal["mean", "sum"]
@@ -35,7 +47,9 @@ Batches = PoissonRecords | RecordsInTurn
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`plan`:  g = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch,  a round is a step.
+    """Settings of a private loop; a round of `plan` is a step:
+
+    g = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch
 
     `epsilon` is the target, where the noise multiplier z was solved for. Under correlated noise row t of C^-1 Z takes
     the place of N, and the batches come in one fixed order.
@@ -50,7 +64,7 @@ class Settings:
 
     @property
     def steps(self) -> int:
-        """Planned steps."""
+        """Number of planned steps."""
         return self.plan.rounds
 
     @property
@@ -61,18 +75,17 @@ class Settings:
 
     @property
     def clip_norm(self) -> float:
-        """The clip norm of one record's gradient."""
         assert isinstance(self.plan.local, BatchGradient)
         assert isinstance(self.plan.local.clip_norm, float)
         return self.plan.local.clip_norm
 
     @property
     def per_epoch(self) -> int:
-        """Steps in which every record is read once: on average, or exactly."""
+        """Number of steps in which every record is read once: on average, or exactly."""
         return steps_per_epoch(self.records)
 
     def max_steps(self) -> float:
-        """The most steps that the target epsilon allows; the planned ones under correlated noise."""
+        """Return the most steps that the target epsilon allows; the planned ones under correlated noise."""
         if self.plan.release.correlated:
             return self.steps
         if self.epsilon is None:
@@ -84,19 +97,18 @@ class Settings:
 
 
 def batches(batch: int, size: int, strategy: Strategy | None) -> Batches:
-    """Poisson batches; under correlated noise one shuffled order, cut into batches that come again in every epoch."""
+    """Return the sampler of Poisson batches; under correlated noise that of one shuffled order for every epoch."""
     return PoissonRecords(float(batch), (size,)) if strategy is None else RecordsInTurn(batch, (size,))
 
 
 def steps_per_epoch(records: Batches) -> int:
-    """round(1 / rate), or the whole batches of the order."""
+    """Return round(1 / rate), or the number of whole batches of the order."""
     if isinstance(records, RecordsInTurn):
         return records.size(0) // records.batch
     return max(1, round(1 / records.rate(0)))
 
 
 def loop_plan(
-    *,
     epochs: int,
     records: Batches,
     clip_norm: float,
@@ -104,10 +116,10 @@ def loop_plan(
     optimizer: Optimizer,
     strategy: Strategy | None = None,
 ) -> Plan:
-    """DP-SGD and its kin (recipes/record_level.py) with noise of noise multiplier 1.
+    """Return the plan of DP-SGD and its variants (recipes/record_level.py) with noise multiplier 1.
 
-    The server is an optimizer of PyTorch: it works on what is noised already, so the plan only names it. Bands are
-    found for the momentum that it begins with.
+    The server is an optimizer of PyTorch: it works on noised gradients, so the plan only names it. Bands are found for
+    the momentum that it begins with.
     """
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise ConfigError(f"epochs = {epochs}", "a whole number of at least 1")
@@ -115,7 +127,7 @@ def loop_plan(
         raise ConfigError(f"clip_norm = {clip_norm}", "a positive finite number", "1.0 is a good start")
     first, noise = optimizer.param_groups[0], Gaussian(1.0)
     momentum = first["momentum"] if isinstance(optimizer, SGD) and strategy is not None else None
-    return alone(
+    return one_holder(
         TorchOptimizer(f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", momentum),
         rounds=epochs * steps_per_epoch(records),
         records=records,
@@ -126,16 +138,16 @@ def loop_plan(
 
 
 def calibrate_noise(plan: Plan, epsilon: float | None, noise_multiplier: float | None, delta: float) -> Plan:
-    """The plan with the smallest noise multiplier that costs `epsilon`, or with the one that is given."""
+    """Return the plan with the smallest noise multiplier that costs `epsilon`, or with this noise multiplier."""
     if epsilon is not None and noise_multiplier is None:
-        return calibrate(plan, epsilon=epsilon, delta=delta)
+        return calibration.calibrate(plan, epsilon=epsilon, delta=delta)
     if noise_multiplier is not None and epsilon is None:
-        return noisier(plan, noise_multiplier)
+        return calibration.noisier(plan, noise_multiplier)
     raise ConfigError(f"epsilon = {epsilon} and noise_multiplier = {noise_multiplier}", "exactly one of them")
 
 
 def checked_delta(delta: float | None, population: int, allow_large: bool) -> float:
-    """delta, by default population^-1.1 and at most 1e-3; one above population^-1.1 only if asked for."""
+    """Return delta, by default min(population^-1.1, 1e-3); refuse a larger one than population^-1.1 by default."""
     limit = largest_delta(population)
     found = default_delta(population) if delta is None else delta
     check_delta(found, population, override=True)
@@ -146,23 +158,182 @@ def checked_delta(delta: float | None, population: int, allow_large: bool) -> fl
 
 
 def first_difference(ours: Settings, stored: Any) -> str:
-    """The first setting in which a stored run differs from this one; empty if none does."""
+    """Return the first setting in which a stored run differs from this one; empty if none does."""
+
+    def text(value: Any) -> str:  # 1, 1.0 and true are three values; of an unknown type only the name counts
+        return json.dumps(value, sort_keys=True, default=lambda other: type(other).__name__)
+
     mine, other = dict(_leaves(codec.dump(ours))), dict(_leaves(stored))
     for name in [*mine, *(name for name in other if name not in mine)]:
-        if _text(mine.get(name)) != _text(other.get(name)):
+        if text(mine.get(name)) != text(other.get(name)):
             return f"{name} = {brief_repr(other.get(name))} where this run has {brief_repr(mine.get(name))}"
     return ""
 
 
-def _text(value: Any) -> str:
-    """Two plain values are the same if their texts are: 1, 1.0 and true are three; of a stranger's type, its name."""
-    return json.dumps(value, sort_keys=True, default=lambda other: type(other).__name__)
-
-
 def _leaves(table: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of a table, by the path to it."""
     if not isinstance(table, dict):
         yield where, table
         return
     for name, item in table.items():
         yield from _leaves(item, f"{where}.{name}" if where else name)
+
+
+ALL = np.zeros(1, dtype=np.int64)  # the single client of the plan
+
+
+class NoiseState:
+    """The release of a loop with its state, which is secret: with it the noise of later steps can be subtracted.
+
+    One step, one draw: where the count of charged steps and that of draws differ (a step that failed half-way, a
+    checkpoint of another time), the noise of a step would not be that of the certificate, and no step is taken.
+    """
+
+    def __init__(self, release: Release, length: int) -> None:
+        self.release, self.drawn = release, 0
+        self.held: dict[str, Tensor] = release.init(length)
+
+    def noised(self, total: Tensor, t: int, rng: Callable[[str], np.random.Generator]) -> Tensor:
+        """Return the total of step t with its noise."""
+        if self.release.correlated and self.drawn != t:
+            found = f"step {t + 1} where noise was drawn for {self.drawn}"
+            needed = "the noise of every step that was charged"
+            raise PlanError("correlated noise", found, needed, "load the last checkpoint into a new run")
+        self.drawn = t + 1
+        noised, self.held = self.release.noised(total, ALL, rng, self.held)
+        return noised
+
+    def state(self) -> dict[str, Any]:
+        """Return a copy of the state for a checkpoint."""
+        if not self.release.correlated:
+            return {}
+        return {"secret": {"drawn": self.drawn, **{name: held.clone() for name, held in self.held.items()}}}
+
+    def check(self, stored: dict[str, Any], steps: int) -> None:
+        """Refuse a checkpoint whose noise is not that of the steps that will be certified."""
+        if not self.release.correlated:
+            return
+        if _kinds(stored) != _kinds(self.held) or stored.get("drawn") != steps:
+            found = f"noise of {stored.get('drawn', 'no')} steps in a checkpoint, and {steps} steps that were charged"
+            fix = "load the newest checkpoint into a new run: correlated noise cannot go back to an older one"
+            raise ConfigError(found, "the noise of all of them", fix)
+
+    def load(self, stored: dict[str, Any]) -> None:
+        """Continue with the noise state of a checkpoint, after `check`."""
+        if self.release.correlated:
+            self.drawn = int(stored["drawn"])
+            self.held = {name: held.clone() for name, held in stored.items() if name != "drawn"}
+
+
+def _kinds(held: dict[str, Any]) -> dict[str, tuple[int, str]]:
+    """Return length and dtype of each vector by name; how many rows there are may change from step to step."""
+    return {
+        name: (part.shape[-1] if part.dim() else 0, str(part.dtype)) for name, part in held.items() if name != "drawn"
+    }
+
+
+FORMAT = 2
+MOST_STEPS = 2**31  # that one process can have charged
+_NEEDED = "the record that optimizer.state_dict() returned, unchanged"
+_FIX = "load an unchanged copy of the checkpoint, or start a new run: what was charged stays charged"
+_FIELDS = ("format", "run", "settings", "taken", "checksum")
+_OPTIONAL = ("dataset", "earlier", "secret", "order")
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class LoopRecord:
+    """The checked record of a checkpoint: the id of the run, and the steps that each process charged."""
+
+    run: str
+    taken: dict[str, int]
+    dataset: str = ""  # that a ledger charges the loop to
+    earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
+    secret: dict[str, Any] = field(default_factory=dict)  # state of correlated noise
+    order: dict[str, str] = field(default_factory=dict)  # of the data set's rows, under correlated noise
+
+
+def write_record(settings: Settings, run: str, taken: Mapping[str, int], **others: Any) -> dict[str, Any]:
+    """Return the record as plain data, with its checksum."""
+    table = {"format": FORMAT, "run": run, "settings": codec.dump(settings), "taken": dict(taken), **others}
+    return {**table, "checksum": checksum(table)}
+
+
+def checksum(table: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the canonical JSON of a record without its checksum."""
+    held = {name: _canonical(item) for name, item in table.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
+
+
+def _canonical(item: Any) -> Any:
+    """Return plain data as it is, and a tensor as its type, shape and the hash of its bytes."""
+    if isinstance(item, Tensor):
+        data = item.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return ["tensor", str(item.dtype), list(item.shape), hashlib.sha256(data.data).hexdigest()]
+    if isinstance(item, Mapping):
+        if not all(type(name) is str for name in item):
+            raise TypeError("a name that is no text")
+        return {name: _canonical(inner) for name, inner in item.items()}
+    if isinstance(item, list | tuple):
+        return [_canonical(inner) for inner in item]
+    if item is None or type(item) in (str, int, float, bool):
+        return item
+    raise TypeError(f"a value of type {type(item).__name__}")
+
+
+def read_record(state: Any, settings: Settings) -> LoopRecord:
+    """Return the record of a checkpoint of the same settings, every field checked; else `ConfigError`."""
+    if not isinstance(state, Mapping) or "taken" not in state:
+        found = "a state without the steps that were charged"
+        raise ConfigError(found, "one that a private optimizer saved", "start a new run")
+    if "checksum" not in state:
+        _refuse("without a checksum: it was edited, or an earlier version saved it")
+    try:
+        whole = checksum(state)
+    except (TypeError, ValueError, RecursionError, RuntimeError, NotImplementedError) as error:
+        _refuse(f"that cannot be read ({str(error)[:100]})")
+    if state["checksum"] != whole:
+        _refuse("whose checksum is not that of its content: it was damaged or edited")
+    odd = [name for name in state if name not in (*_FIELDS, *_OPTIONAL)]
+    odd += [name for name in _FIELDS if name not in state]
+    if odd:
+        _refuse(f"with or without {brief_repr(odd[0])}, which is not as this version writes it")
+    if type(state["format"]) is not int or state["format"] != FORMAT:
+        _refuse(f"of format {brief_repr(state['format'])}, where this version writes {FORMAT}")
+    if not _is_name(state["run"]):
+        _refuse(f"of the run {brief_repr(state['run'])}, which is no id of a run")
+    other = first_difference(settings, state["settings"])
+    if other:
+        raise ConfigError(f"a checkpoint with {other}", "the settings it was saved with", "make_private with those")
+    dataset, secret, order = state.get("dataset", ""), state.get("secret", {}), state.get("order", {})
+    if not isinstance(dataset, str):
+        _refuse(f"of the data set {brief_repr(dataset)}, which is no name")
+    earlier: tuple[EarlierRun, ...] = codec.read(tuple[EarlierRun, ...], state.get("earlier", []), "earlier")
+    _check_tables(state["taken"], secret, order)
+    return LoopRecord(state["run"], dict(state["taken"]), dataset, earlier, dict(secret), dict(order))
+
+
+def _check_tables(taken: Any, secret: Any, order: Any) -> None:
+    """Refuse counts that are not whole numbers from 0, a noise state of other types, and a mark that is no hash."""
+    if not isinstance(taken, Mapping):
+        _refuse(f"with taken = {brief_repr(taken)}, which is no table of counts")
+    for name, count in taken.items():
+        if not _is_name(name) or type(count) is not int or not 0 <= count <= MOST_STEPS:
+            _refuse(f"with {brief_repr(count)} steps of the process {brief_repr(name)}, which is no count of steps")
+    if not isinstance(secret, Mapping):
+        _refuse(f"with a noise state that is {brief_repr(type(secret).__name__)}")
+    for name, part in secret.items():
+        if (type(part) is not int) if name == "drawn" else not isinstance(part, Tensor):
+            _refuse(f"with {brief_repr(name)} of type {type(part).__name__} in the noise state")
+    texts = isinstance(order, Mapping) and (not order or set(order) == {"key", "mark"})
+    if not texts or not all(isinstance(text, str) and re.fullmatch("[0-9a-f]*", text) for text in order.values()):
+        _refuse("with a mark of the data set's order that is none")
+    if order and len(order["key"]) != 32:
+        _refuse("with a mark of the data set's order that has no key")
+
+
+def _is_name(text: Any) -> bool:
+    return isinstance(text, str) and re.fullmatch("[0-9a-f]{32}", text) is not None
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ConfigError(f"a checkpoint with a record of charged steps {what}", _NEEDED, _FIX)

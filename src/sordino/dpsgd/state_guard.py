@@ -1,11 +1,12 @@
-"""Guards of a model between private steps: nothing that it holds may change but by a step of the private optimizer.
+"""Guards of a model between private steps: only a step of the private optimizer may change it. Used by `recording`.
 
 A module may hide records anywhere: in frozen parameters, in buffers of any type, in tensors, arrays and numbers among
 its attributes; and a write through `.data` or numpy leaves no trace in a tensor's version. So contents are compared:
 
     digest(t) = the blocks of t's memory, each a sum of 8-byte words times random odd numbers, modulo 2^64
 
-A word that changed changes its block's sum for sure; several changes cancel with probability about 2^-63.
+A word that changed changes its block's sum for sure; several changes cancel with probability about 2^-63. The engines
+use `StateGuard` between clients.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ BLOCK = 4096
 _KEY = np.frombuffer(os.urandom(8 * BLOCK), dtype=np.int64) | 1  # only tells contents apart
 _OWN = frozenset(vars(nn.Module())) | {"forward", "state_dict", "load_state_dict"}  # what torch and we keep there
 _VALUES = (int, float, str, type(None), bool, complex, bytes)
-_NONE: frozenset[str] = frozenset()
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 FEW, SMALL, DEEP = 64, 1 << 22, 4  # items and entries that every check reads; how far attributes of attributes go
 
@@ -48,9 +48,9 @@ class TensorDigest:
 
 
 class StateGuard:
-    """State of a module at one time, compared with later ones. Of `moving`, which is stepped, only where it lies.
+    """State of a module at one time, compared with later ones; of `moving` tensors, which train, only the address.
 
-    `check` reads small tensors and everything's address; `check(full=True)` reads all.
+    `check` reads small tensors and every address; `check(full=True)` reads all.
     """
 
     def __init__(self, model: nn.Module, moving: Collection[Tensor] = (), doing: str = "", fix: str = "") -> None:
@@ -71,7 +71,7 @@ class StateGuard:
                 self.marks[name] = self._mark(mark.tensor)
 
     def note_values(self) -> bool:
-        """Take numbers and texts anew: a loop may set them between passes, as a schedule does. Whether it has."""
+        """Accept numbers and texts that a loop set between passes, as a schedule does; return whether it set any."""
         now = {name: item for name, item in module_state(self.model) if isinstance(item, _VALUES)}
         changed = any(name not in self.marks or self.marks[name] != item for name, item in now.items())
         self.marks.update(now)
@@ -108,48 +108,41 @@ class StateGuard:
 
 
 def _place(tensor: Tensor) -> tuple[int, int]:
-    return (0, 0) if _wrapped(tensor) else (tensor.data_ptr(), tensor._version)
+    return (0, 0) if _has_no_memory(tensor) else (tensor.data_ptr(), tensor._version)
 
 
-def _wrapped(tensor: Tensor) -> bool:
-    """Without memory of its own: inside vmap or grad, sparse, meta."""
+def _has_no_memory(tensor: Tensor) -> bool:
+    """Return whether a tensor has no memory to read: inside vmap or grad, sparse, meta."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.layout != torch.strided or tensor.is_meta
 
 
 def digest(item: Any) -> Any:
-    """The content of a tensor or an array; what has none that can be read is told apart by what it is."""
+    """Return dtype, shape and content of a tensor or an array; the identity of one whose content cannot be read."""
     if isinstance(item, Tensor):
-        if _wrapped(item):
+        if _has_no_memory(item):
             return id(item)
-        array = _array(item.detach())
-        return item.dtype, array.shape, content(array)
-    return id(item) if item.dtype.hasobject else (item.dtype, item.shape, content(np.ascontiguousarray(item)))
-
-
-def _array(tensor: Tensor) -> Any:
-    """A tensor's memory as numpy sees it; types that numpy lacks as bytes."""
-    if not tensor.is_contiguous() or not tensor.is_cpu:
-        tensor = tensor.cpu().contiguous()
-    try:
-        return tensor.numpy()
-    except (TypeError, RuntimeError):  # bfloat16 and its kin, bits not yet conjugated
-        return tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
-
-
-def content(array: Any) -> int:
-    """The digest of what an array holds."""
+        array: Any
+        tensor = item.detach().cpu().contiguous()
+        try:
+            array = tensor.numpy()
+        except (TypeError, RuntimeError):  # bfloat16 and other types that numpy lacks, bits not yet conjugated
+            array = tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
+    elif item.dtype.hasobject:
+        return id(item)
+    else:
+        array = np.ascontiguousarray(item)
     if array.nbytes < 8 * BLOCK:
-        return zlib.crc32(array)
+        return item.dtype, array.shape, zlib.crc32(array)
     memory = array.reshape(-1).view(np.uint8)
     whole = len(memory) // (8 * BLOCK) * (8 * BLOCK)
     words = memory[:whole].view(np.int64).reshape(-1, BLOCK)
-    return zlib.crc32((words @ _KEY).tobytes(), zlib.crc32(memory[whole:]))
+    return item.dtype, array.shape, zlib.crc32((words @ _KEY).tobytes(), zlib.crc32(memory[whole:]))
 
 
 def module_state(
     model: nn.Module, full: bool = False, prefix: str = "", known: set[int] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Everything a module holds, by name: parameters, buffers, and the values, tensors and arrays of attributes."""
+    """Yield all state of a module by name: parameters, buffers, and the values, tensors and arrays of attributes."""
     known = set() if known is None else known
     for path, module in model.named_modules(prefix=prefix):
         if id(module) in known:
@@ -161,18 +154,11 @@ def module_state(
                 if tensor is not None and id(tensor) not in known:
                     known.add(id(tensor))
                     yield f"{kind} '{dot}{name}'", tensor
-        derived = _derived(module)
+        derived = {"_flat_weights"} if isinstance(module, nn.RNNBase) else set()  # torch computes them from parameters
+        derived |= {hook.name for hook in module._forward_pre_hooks.values() if isinstance(hook, WeightNorm)}
         for name, item in vars(module).items():
             if name not in _OWN and name not in derived:
                 yield from _of_attribute(f"attribute '{dot}{name}'", item, full, known, DEEP)
-
-
-def _derived(module: nn.Module) -> frozenset[str]:
-    """Attributes that torch itself computes from the parameters."""
-    if isinstance(module, nn.RNNBase):
-        return frozenset({"_flat_weights"})
-    hooks = module._forward_pre_hooks.values()
-    return frozenset(hook.name for hook in hooks if isinstance(hook, WeightNorm)) if hooks else _NONE
 
 
 def _of_attribute(name: str, item: Any, full: bool, known: set[int], depth: int) -> Iterator[tuple[str, Any]]:
@@ -188,22 +174,14 @@ def _of_attribute(name: str, item: Any, full: bool, known: set[int], depth: int)
     if isinstance(item, (Tensor, np.ndarray)):
         yield name, item
         return
-    inside = _inside(item)
+    inside = dict(enumerate(item)) if isinstance(item, (list, tuple, deque, set, frozenset)) else item
+    inside = inside if isinstance(inside, dict) else getattr(item, "__dict__", None)
     if inside is None:
         return
     yield f"{name}, its length", len(inside)
     if full or len(inside) <= FEW:
         for key, part in inside.items():
             yield from _of_attribute(f"{name}[{key!r}]", part, full, known, depth - 1)
-
-
-def _inside(item: Any) -> dict[Any, Any] | None:
-    """What a container, or an object with attributes, holds."""
-    if isinstance(item, dict):
-        return item
-    if isinstance(item, (list, tuple, deque, set, frozenset)):
-        return dict(enumerate(item))
-    return getattr(item, "__dict__", None)
 
 
 _FIX = (
@@ -213,7 +191,7 @@ _FIX = (
 
 
 class GuardedMethod:
-    """A method of the model with a call before and after it; copies and pickles of the model get the plain method."""
+    """A method of the model with a call before and after it; copies and pickles of the model have the plain method."""
 
     def __init__(self, model: nn.Module, name: str, before: Callable[[], None], after: Callable[[], None]) -> None:
         self.model, self.name, self.before, self.after = model, name, before, after
@@ -238,7 +216,7 @@ class ModelGuard:
 
     def __init__(self, model: nn.Module, stepped: Iterable[Tensor]) -> None:
         self.state, self.stepped = StateGuard(model, doing="without a step of the private optimizer", fix=_FIX), stepped
-        self.inside = 0  # passes under way: nothing that they load is taken for the owner's
+        self.inside = 0  # passes that are running: weights that they load are not the user's
         self.on_export: Callable[[], None] = lambda: None  # called whenever weights leave by state_dict
         calls = {"state_dict": (self._export, lambda: None), "load_state_dict": (lambda: None, self.accept)}
         self.methods = [GuardedMethod(model, name, *calls[name]) for name in calls if name not in vars(model)]
@@ -253,16 +231,16 @@ class ModelGuard:
         self.on_export()
 
     def accept(self) -> None:
-        """Take over a checkpoint that the owner loaded."""
+        """Take a checkpoint that the user loaded as the reference."""
         if not self.inside:
             self.state.note()
 
     def stepped_on(self) -> None:
-        """Take over the weights after a private step."""
+        """Take the weights after a private step as the reference."""
         self.state.note_tensors(list(self.stepped))
 
     def remove(self) -> None:
-        """A last check, and the model is its owner's."""
+        """Check the model a last time, and remove the guard."""
         self.check()
         for method in self.methods:
             delattr(method.model, method.name)
@@ -285,7 +263,7 @@ class GradientChangeWarning:
         self.warned = False
 
     def begin(self) -> None:
-        """Remember .grad as it is after a backward pass."""
+        """Store .grad and its version after a backward pass."""
         if self.watched is None or not self.watched.requires_grad:
             return
         if self.watched.grad is None:
@@ -293,7 +271,7 @@ class GradientChangeWarning:
         self.before = self.watched.grad, self.watched.grad._version
 
     def end(self) -> None:
-        """Before a step: warn if .grad is another one, and take the zeros away."""
+        """Warn before a step if .grad was changed since the backward pass, and remove the zeros."""
         before, self.before = self.before, None
         if before is None or self.watched is None:
             return

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from sordino.accounting.bounds import Bound
-from sordino.data.named_fields import NamedFieldsModel
+from sordino.data.clients import NamedFieldsModel
 from sordino.dpsgd.batch_independence import FEW, SAME, BatchPass, IndependenceChecks, frozen_rng, relative_distance
-from sordino.dpsgd.tape import UnrecordableError
+from sordino.dpsgd.pieces import UnrecordableError
 from sordino.errors import DataError, PlanError
 from sordino.layout import Layout, copied
 from sordino.parts.encoding import Public

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sordino.accounting.composition import has_curator
 from sordino.data.clients import Records
-from sordino.data.columns import scale_columns
+from sordino.data.tables import scale_columns
 from sordino.errors import DataError
 from sordino.parts.mechanisms import Preparation, Values
 from sordino.parts.releases import on_grid

@@ -2,73 +2,95 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sordino.config import Config, load_config
+from sordino.data.lineage import load_initial
 from sordino.engines.remote import Remote
 from sordino.errors import ConfigError, SordinoError
 from sordino.federation.flower_api import FlowerTransport, flower
-from sordino.federation.secagg_server import SecAggEngine
-from sordino.federation.silo_worker import server_task
-from sordino.runs.execution import Executed, execute
+from sordino.federation.secagg import SecAggEngine
+from sordino.federation.silo_service import model_and_loss
+from sordino.runs.execution import execute
+from sordino.task import PublicSource, Task
 
 
 def server_app(file: Path) -> Any:
-    """A ServerApp that runs the plan of `file` into the folder `out` of the run's config."""
+    """Return a ServerApp that runs the plan of `file` into the folder `out` of the run's config.
+
+    Success is the certificate in `out`; the exit codes of Flower's commands do not tell.
+    """
     f = flower()
     app = f.ServerApp()
 
     @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Any, context: Any) -> None:
         out = Path(str(context.run_config.get("out", "runs/a")))
+        out.parent.mkdir(parents=True, exist_ok=True)
+
+        def log(line: str) -> None:  # in OUT.log beside the run's folder: Flower does not show a ServerApp's output
+            with open(out.with_name(f"{out.name}.log"), "a", encoding="utf-8") as stream:
+                stream.write(f"{line}\n")
+
+        def log_round(line: dict[str, Any]) -> None:
+            figures = " ".join(f"{name}={line[name]:.4f}" for name in ("loss", "accuracy", "rmse") if name in line)
+            log(f"round {line['round']}/{config.plan.rounds} {figures}")
+
         try:
             config = load_config(file)
-            done = run_plan(
-                config, FlowerTransport(grid, silos_of(config)), out, bool(context.run_config.get("resume", False))
-            )
+            silos, spec = silos_of(config), config.federation
+            assert spec is not None
+            kind = SecAggEngine if "secure_sum" in config.plan.needs else Remote
+            limits: dict[str, Any] = {"quorum": spec.quorum or len(silos), "tries": spec.tries, "timeout": spec.timeout}
+            engine, task = kind(FlowerTransport(grid, silos), **limits), server_task(config)
+            resume = bool(context.run_config.get("resume", False))
+            done = execute(config, out, resume=resume, engine=engine, task=task, on_round=log_round)
         except SordinoError as error:
             sentence = f"sordino: {' '.join(str(error).split())}"
-            log_line(out, sentence)
+            log(sentence)
             f.flwr_exit(f.ExitCode.SERVERAPP_EXCEPTION, sentence)
         else:
-            log_line(out, f"sordino: {done.path}/certificate.json")
+            log(f"sordino: {done.path}/certificate.json")
 
     return app
 
 
-def log_line(out: Path, line: str) -> None:
-    """Append a line to OUT.log beside the run's folder; Flower does not show what a ServerApp prints."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with open(out.with_name(f"{out.name}.log"), "a", encoding="utf-8") as log:
-        log.write(f"{line}\n")
-
-
-def run_plan(config: Config, transport: FlowerTransport, out: Path, resume: bool = False) -> Executed:
-    """Run the plan. Success is the certificate in `out`; the exit codes of Flower's commands do not tell."""
-    assert config.federation is not None
-    spec = config.federation
-    kind = SecAggEngine if "secure_sum" in config.plan.needs else Remote
-    engine = kind(transport, quorum=spec.quorum or len(spec.silos), tries=spec.tries, timeout=spec.timeout)
-
-    def log_round(line: dict[str, Any]) -> None:
-        figures = " ".join(f"{name}={line[name]:.4f}" for name in ("loss", "accuracy", "rmse") if name in line)
-        log_line(out, f"round {line['round']}/{config.plan.rounds} {figures}")
-
-    task = server_task(config)
-    return execute(config, out, resume=resume, engine=engine, task=task, on_round=log_round)
-
-
 def silos_of(config: Config) -> tuple[str, ...]:
-    """The names of the silos, in the plan's order."""
+    """Return the names of the silos in the plan's order; refuse a file without [federation]."""
     if config.federation is None:
         fix = 'add [federation] silos = ["...", "..."], one name per client, in the order of the plan'
         raise ConfigError("a file without [federation]", "the names of the silos", fix)
     return config.federation.silos
 
 
+def server_task(config: Config) -> Task:
+    """Return the server's task: model and public rows; without [federation] inputs, those of its own data set."""
+    spec = config.federation
+    if spec is None or not spec.inputs:
+        return config.build().as_server()
+    test = None
+    if spec.test is not None:
+        try:
+            with np.load(Path(spec.test), allow_pickle=False) as held:
+                test = held["x"], held["y"]
+        except (OSError, ValueError, KeyError) as error:
+            found = f"{spec.test}, which cannot be read ({error})"
+            raise ConfigError(found, "an .npz file of public rows x and y") from None
+    model, loss = model_and_loss(config, spec.inputs, spec.classes)
+    model, init = (model, None) if config.task.init is None else load_initial(model, config.task.init)
+    task = Task.server(model, len(spec.silos), test, loss, own_code=config.task.own_code)
+    # [task] names the silos' private rows; what it declares of columns (ranges, categories) is public all the same
+    values = config.task.source(labels=False).values
+    source = PublicSource(f"rows of {Path(spec.test or '').name}", "the configuration: [federation] test", values)
+    return replace(task, init=init, metrics=config.run.metrics, source=source)
+
+
 def unused_client_app() -> Any:
-    """A ClientApp that refuses: a node that runs it has no silo process beside it."""
+    """Return a ClientApp that refuses to train: a node that runs it has no silo process beside it."""
     app = flower().ClientApp()
 
     @app.train()  # type: ignore[untyped-decorator]

@@ -1,5 +1,6 @@
 """Flower's API as far as Sordino uses it: every name of flwr, public or not, is in this file. Called by federation/.
-`FlowerTransport` sends jobs to silos through a Flower SuperLink and takes their replies, for `engines.remote`.
+
+`FlowerTransport` sends jobs to silos through a Flower SuperLink and receives their replies, for `engines.remote`.
 
 Flower's Runtime API is not a stable interface: a release may move any of these names. `missing_names()` lists them, and
 tests/deploy/test_internals.py fails with that list.
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from types import SimpleNamespace
@@ -22,18 +23,17 @@ from sordino import codec
 from sordino.engines.jobs import Job
 from sordino.errors import EngineError
 
-LOWEST, BELOW = (1, 41), (1, 42)
-WANTED = "flwr>=1.41,<1.42"
+LOWEST, BELOW = (1, 41), (1, 43)
+WANTED = "flwr>=1.41,<1.43"
 NAMES = {
-    "flwr.app": ("Array", "ArrayRecord", "ConfigRecord", "Context", "Message", "MetricRecord", "RecordDict"),
+    "flwr.app": ("Array", "ArrayRecord", "ConfigRecord", "Context", "Message", "RecordDict"),
     "flwr.app.error": ("Error",),
     "flwr.clientapp": ("ClientApp",),
-    "flwr.serverapp": ("Grid", "ServerApp"),
-    "flwr.serverapp.strategy": ("FedAvg", "Strategy"),
+    "flwr.serverapp": ("ServerApp",),
+    "flwr.serverapp.strategy": ("Strategy",),
     "flwr.common.constant": ("SubStatus",),
     "flwr.common.secure_aggregation.crypto.shamir": ("combine_shares", "create_shares"),
     "flwr.common.secure_aggregation.crypto.symmetric_encryption": ("decrypt", "encrypt"),
-    "flwr.common.secure_aggregation.secaggplus_utils": ("pseudo_rand_gen",),
     "flwr.supercore.primitives.asymmetric": (
         "bytes_to_private_key", "bytes_to_public_key", "generate_key_pairs", "private_key_to_bytes",
         "public_key_to_bytes",
@@ -55,10 +55,13 @@ RECORD, ARRAY = "sordino", "bytes"
 REFUSED = 0  # an error of no kind that Flower knows
 JOINED = "SuperNode ID:"  # a node's log line once the SuperLink has admitted it
 HEARTBEAT = 10.0  # seconds between heartbeats: Flower gives a task up after 30
+PULSE = 1.0  # seconds between two polls for replies
+ONLINE_PULSE = 3.0  # seconds between two polls for online nodes
+LEAST = 3.0  # seconds before the deadline after which nothing is sent
 
 
 def installed() -> tuple[int, ...]:
-    """The version of the installed flwr; others than the supported ones are refused."""
+    """Return the version of the installed flwr; refuse a missing or unsupported one."""
     try:
         found = metadata.version("flwr")
     except metadata.PackageNotFoundError:
@@ -70,21 +73,20 @@ def installed() -> tuple[int, ...]:
 
 
 def missing_names() -> list[str]:
-    """Names used here that the installed flwr does not have, as module:name."""
+    """Return the names of `NAMES` that the installed flwr does not have, as module:name."""
     missing = []
     for module, names in NAMES.items():
         try:
-            held = importlib.import_module(module)
+            held: Any = importlib.import_module(module)
         except ImportError:
-            missing += [f"{module}:{name}" for name in names]
-            continue
+            held = None
         missing += [f"{module}:{name}" for name in names if not hasattr(held, name)]
     return missing
 
 
 @cache
 def flower() -> Any:
-    """Namespace of all names in `NAMES`; refuses a missing or unsupported flwr."""
+    """Return a namespace of all names in `NAMES`; refuse a missing or unsupported flwr."""
     installed()
     gone = missing_names()
     if gone:
@@ -94,19 +96,14 @@ def flower() -> Any:
 
 
 def pack(data: bytes) -> Any:
-    """Bytes as the content of a Flower message: one array, which Flower sends in chunks."""
+    """Put bytes into the content of a Flower message: one array, which Flower sends in chunks."""
     f = flower()
     array = f.Array(dtype="uint8", shape=(len(data),), stype="sordino", data=data)
     return f.RecordDict({RECORD: f.ArrayRecord({ARRAY: array})})
 
 
-def node_failed(message: Any) -> bool:
-    """Whether a node or task ended before it answered; a silo's refusal has another code."""
-    return bool(message.has_error()) and message.error.code != REFUSED
-
-
 def unpack(message: Any) -> bytes | None:
-    """The bytes of a message; None if it carries an error or other content."""
+    """Return the bytes of a message; None if it carries an error or other content."""
     try:
         return bytes(message.content[RECORD][ARRAY].data)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -119,7 +116,6 @@ class NodeTask:
     """One task of a node: its bytes, and how to answer. The code that the run ships is neither read nor run."""
 
     data: bytes | None
-    run: int
     message: Any
     context: Any
     client: Any
@@ -139,23 +135,23 @@ class NodeTask:
 
     @contextmanager
     def heartbeat(self) -> Iterator[None]:
-        """Send heartbeats while the answer is computed."""
-        done = threading.Event()
-        beat = threading.Thread(target=self._beat, args=(done,), daemon=True)
-        beat.start()
+        """Send heartbeats while the answer is computed; close the connection at the end."""
+        f, done = flower(), threading.Event()
+
+        def beat() -> None:
+            while not done.is_set():
+                with suppress(f.HTTPError):
+                    self.client.SendTaskHeartbeat(f.SendTaskHeartbeatRequest())
+                done.wait(HEARTBEAT)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
         try:
             yield
         finally:
             done.set()
-            beat.join()
+            thread.join()
             self.client.close()
-
-    def _beat(self, done: threading.Event) -> None:
-        f = flower()
-        while not done.is_set():
-            with suppress(f.HTTPError):
-                self.client.SendTaskHeartbeat(f.SendTaskHeartbeatRequest())
-            done.wait(HEARTBEAT)
 
 
 @codec.hides_values
@@ -166,50 +162,28 @@ class Node:
     address: str
     secret: bytes | None = None  # of --superexec-auth-secret-file: keeps other users of the machine out
 
-    def _client(self, *interceptors: Any) -> Any:
+    def poller(self) -> Callable[[], NodeTask | None]:
+        """Return a function that acquires the next task, or None; `HTTPError` where the node does not answer."""
         f = flower()
         version = f.RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-        return f.RuntimeHttpClient.from_server_address(self.address, True, None, [version, *interceptors])
 
-    def poller(self) -> Callable[[], NodeTask | None]:
-        """A function that acquires the next task, or returns None; `HTTPError` where the node does not answer."""
-        f = flower()
+        def connect(*interceptors: Any) -> Any:
+            return f.RuntimeHttpClient.from_server_address(self.address, True, None, [version, *interceptors])
+
         signed = [] if self.secret is None else [
             f.SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=frozenset({ACQUIRE}))
         ]  # fmt: skip
-        client = self._client(*signed)
+        client = connect(*signed)
 
         def take() -> NodeTask | None:
-            asked = f.AcquireTaskRequest(supported_task_types=[f.TaskType.CLIENT_APP])
-            found = client.AcquireTask(asked)
-            return self._input(found.token) if found.HasField("task") and found.token else None
+            found = client.AcquireTask(f.AcquireTaskRequest(supported_task_types=[f.TaskType.CLIENT_APP]))
+            if not (found.HasField("task") and found.token):
+                return None
+            own = connect(f.RuntimeTokenHttpInterceptor(found.token))
+            message, context, _run, _app = f.pull_task_input(own)
+            return NodeTask(unpack(message), message, context, own)
 
         return take
-
-    def _input(self, token: str) -> NodeTask:
-        f = flower()
-        client = self._client(f.RuntimeTokenHttpInterceptor(token))
-        message, context, run, _app = f.pull_task_input(client)
-        return NodeTask(unpack(message), int(run.run_id), message, context, client)
-
-
-@dataclass(frozen=True)
-class OnlineNode:
-    """A node that is online: its id, the name of its registered key, and the time of its activation."""
-
-    number: int
-    name: str
-    since: str
-
-
-def nodes(grid: Any) -> list[OnlineNode]:
-    """The nodes that are online."""
-    return [OnlineNode(int(node.node_id), str(node.name), str(node.last_activated_at)) for node in grid.get_nodes()]
-
-
-def train_message(data: bytes, node: int, group: str, ttl: float) -> Any:
-    """A train message to a node; the SuperLink drops it after `ttl` seconds."""
-    return flower().Message(pack(data), dst_node_id=node, message_type="train", ttl=ttl, group_id=group)
 
 
 def register(address: str, ca: bytes, public: bytes, name: str) -> None:
@@ -224,42 +198,6 @@ def register(address: str, ca: bytes, public: bytes, name: str) -> None:
             raise EngineError(f"a key of {name!r} that the SuperLink refuses ({error.response.text})") from None
     finally:
         client.close()
-
-
-PULSE = 1.0  # seconds between two polls for replies
-ONLINE_PULSE = 3.0  # seconds between two polls for online nodes
-LEAST = 3.0  # seconds before the deadline after which nothing is sent
-
-
-@codec.hides_values
-@dataclass
-class PendingMessages:
-    """Messages without an answer yet. A node that was restarted has lost its message: it is sent again."""
-
-    bodies: Mapping[int, bytes]
-    waiting: set[int]
-    sent: dict[str, tuple[int, OnlineNode]] = field(default_factory=dict)  # by the number of the message
-    last_poll: float = -ONLINE_PULSE
-
-    @property
-    def open(self) -> bool:
-        return bool(self.waiting or self.sent)
-
-    def due(self, there: Mapping[int, OnlineNode]) -> list[int]:
-        """The silos, among those online, that a message must be sent to now."""
-        for number, (silo, node) in list(self.sent.items()):
-            if silo in there and there[silo] != node:
-                del self.sent[number]
-                self.waiting.add(silo)
-        return sorted(silo for silo in self.waiting if silo in there)
-
-    def take(self, message: Any) -> tuple[int, bytes] | None:
-        """Silo and bytes of an answer; where Flower reports a failed node, the silo waits for a new message."""
-        silo, _ = self.sent.pop(str(message.metadata.reply_to_message_id), (None, None))
-        if silo is not None and node_failed(message):
-            self.waiting.add(silo)
-        data = unpack(message)
-        return None if silo is None or data is None else (silo, data)
 
 
 @dataclass(frozen=True)
@@ -277,38 +215,55 @@ class FlowerTransport:
         yield from self.exchange({silo: job.to_bytes() for silo, job in jobs.items()}, time.time() + timeout)
 
     def exchange(self, bodies: Mapping[int, bytes], deadline: float) -> Iterator[tuple[int, bytes]]:
-        """Send bytes to silos and yield their answers until `deadline` (seconds since 1970)."""
-        pending = PendingMessages(bodies, set(bodies))
+        """Send bytes to silos and yield their answers until `deadline` (seconds since 1970).
+
+        A silo is asked again where Flower reports a failed node, or where the node was restarted, which loses its
+        message; a silo that refuses is not.
+        """
+        waiting, sent, last_poll = set(bodies), dict[str, tuple[int, tuple[int, str]]](), -ONLINE_PULSE
         try:
-            while pending.open and time.time() < deadline:
-                self._send(pending, deadline)
-                for message in self.grid.pull_messages(list(pending.sent)) if pending.sent else ():
-                    answer = pending.take(message)
-                    if answer is not None:
-                        yield answer
-                time.sleep(PULSE if pending.open else 0.0)
+            while (waiting or sent) and time.time() < deadline:
+                ttl, now = deadline - time.time(), time.monotonic()
+                if ttl >= LEAST and now >= last_poll + ONLINE_PULSE:
+                    last_poll = now
+                    self._send(bodies, waiting, sent, ttl)
+                for message in self.grid.pull_messages(list(sent)) if sent else ():
+                    silo, _ = sent.pop(str(message.metadata.reply_to_message_id), (None, None))
+                    data = unpack(message)
+                    if silo is not None and data is not None:
+                        yield silo, data
+                    elif silo is not None and message.has_error() and message.error.code != REFUSED:
+                        waiting.add(silo)
+                time.sleep(PULSE if waiting or sent else 0.0)
         except flower().HTTPError as error:
             raise EngineError(f"a SuperLink that does not answer ({error})", "", "start it, and resume") from None
 
-    def _send(self, pending: PendingMessages, deadline: float) -> None:
-        ttl, now = deadline - time.time(), time.monotonic()
-        if ttl < LEAST or now < pending.last_poll + ONLINE_PULSE:
-            return
-        there, pending.last_poll = self.nodes(), now
-        asked = pending.due(there)
-        messages = [train_message(pending.bodies[silo], there[silo].number, str(silo), ttl) for silo in asked]
+    def _send(
+        self, bodies: Mapping[int, bytes], waiting: set[int], sent: dict[str, tuple[int, tuple[int, str]]], ttl: float
+    ) -> None:
+        """Send every waiting silo that is online its message, which the SuperLink drops after `ttl` seconds."""
+        f, online = flower(), self.online_nodes()
+        for number, (silo, node) in list(sent.items()):
+            if online.get(silo, node) != node:
+                del sent[number]
+                waiting.add(silo)
+        asked = sorted(waiting & online.keys())
+        known: dict[str, Any] = {"message_type": "train", "ttl": ttl}
+        messages = [
+            f.Message(pack(bodies[silo]), dst_node_id=online[silo][0], group_id=str(silo), **known) for silo in asked
+        ]
         for number, silo in zip(self.grid.push_messages(messages) if messages else (), asked, strict=False):
-            pending.sent[str(number)] = silo, there[silo]
-            pending.waiting.discard(silo)
+            sent[str(number)] = silo, online[silo]
+            waiting.discard(silo)
 
-    def nodes(self) -> dict[int, OnlineNode]:
-        """Online nodes by silo number; nodes under other names are ignored."""
-        found: dict[int, OnlineNode] = {}
-        for node in nodes(self.grid):
+    def online_nodes(self) -> dict[int, tuple[int, str]]:
+        """Return id and activation time of the online nodes, by silo number; nodes under other names are ignored."""
+        found: dict[int, tuple[int, str]] = {}
+        for node in self.grid.get_nodes():
             if node.name not in self.silos:
                 continue
             silo = list(self.silos).index(node.name)
             if silo in found:
                 raise EngineError(f"two nodes for the silo {node.name!r}", "one", "flwr supernode unregister the other")
-            found[silo] = node
+            found[silo] = int(node.node_id), str(node.last_activated_at)
         return found

@@ -51,17 +51,14 @@ OURS, ROW = "sordino", "row"
 OWN = "the update is the app's own: the plan's local solver did not run, and the clip bounds whatever came"
 
 
-# ---- arrays <-> one vector -------------------------------------------------------------------------------------------
-
-
 def float_arrays(record: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """The floating-point arrays of a record, which are the ones that are aggregated."""
+    """Return the floating-point arrays of a record: the ones that are aggregated."""
     held = {name: array.numpy() for name, array in record.items()}
     return {name: array for name, array in held.items() if np.issubdtype(array.dtype, np.floating)}
 
 
 def flatten(record: Any) -> Tensor:
-    """The floating-point arrays of a record as one vector, [d] float32."""
+    """Return the floating-point arrays of a record as one vector, [d] float32."""
     held = (np.ascontiguousarray(array) for array in float_arrays(record).values())
     parts = [torch.from_numpy(array).reshape(-1).float() for array in held]
     if not parts:
@@ -70,65 +67,50 @@ def flatten(record: Any) -> Tensor:
 
 
 def unflatten(record: Any, vector: Tensor) -> Any:
-    """A record with the vector's numbers in its floating-point arrays."""
-    f, place, made = flower(), 0, {}
-    for name, array in record.items():
-        old = array.numpy()
-        if name in float_arrays(record):
-            new = vector[place : place + old.size].numpy().astype(old.dtype).reshape(old.shape)
-            made[name], place = f.Array(new), place + old.size
-        else:
-            made[name] = array
-    return f.ArrayRecord(made)
+    """Return a copy of the record with the vector's numbers in its floating-point arrays."""
+    f, start, arrays = flower(), 0, dict(record.items())
+    for name, old in float_arrays(record).items():
+        new = vector[start : start + old.size].numpy().astype(old.dtype).reshape(old.shape)
+        arrays[name], start = f.Array(new), start + old.size
+    return f.ArrayRecord(arrays)
 
 
 def layout_of(record: Any) -> Layout:
-    """The place of each array in the vector, for steps that work tensor by tensor."""
+    """Return the place of each array in the vector, for steps that work tensor by tensor."""
     slots: list[Slot] = []
     for name, array in float_arrays(record).items():
         slots.append(Slot(name, torch.Size(array.shape), slots[-1].stop if slots else 0, True))
     return Layout(tuple(slots))
 
 
-# ---- client --------------------------------------------------------------------------------------------------------
-
-
-def model_arrays(content: Any) -> Any:
-    """The one ArrayRecord of a message: the model."""
+def flatten_model(content: Any) -> Tensor:
+    """Return the model of a message, its one ArrayRecord, as a vector."""
     found = list(content.array_records.values())
     if len(found) != 1:
         raise DataError(f"a message with {len(found)} array records", "one: the model")
-    return found[0]
+    return flatten(found[0])
 
 
 def private_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
-    """A mod for a ClientApp: the reply is replaced by the encoded update, with the client's noise if it has any."""
+    """Replace a ClientApp's reply by its update: clipped and encoded, with the client's noise if the plan has any."""
     f = flower()
     if OURS not in message.content.config_records:
         raise EngineError("a message without Sordino's plan", "the strategy sordino.federation.Private on the server")
     asked = message.content.config_records.pop(OURS)
-    plan, start = read_plan(str(asked["plan"])), flatten(model_arrays(message.content))
+    plan, start, client = read_plan(str(asked["plan"])), flatten_model(message.content), int(asked["client"])
     reply = call_next(message, context)
     if reply.has_error():
         return reply
-    update = (start - flatten(model_arrays(reply.content)))[None, :]
+    update = (start - flatten_model(reply.content))[None, :]
     state = {name: float(value) for name, value in json.loads(str(asked["state"])).items()}
     public = Public(t=int(asked["t"]), clip_norm=float(asked["clip_norm"]), size=len(start), state=state)
-    row = encode_update(plan, update, public, int(asked["client"]))
-    reply.content = f.RecordDict({OURS: f.ArrayRecord({ROW: f.Array(row.numpy())})})
-    return reply
-
-
-def encode_update(plan: Plan, update: Tensor, public: Public, client: int) -> Tensor:
-    """The message of one client: clip and the other encode steps, then its noise where the release is local."""
     rows = finite_rows(update, row_norms(update))
     for step in plan.encode:
         rows = step.encode(rows, public)
     rng = Secure().at(public.t, "client noise", client)
-    return own_message(plan.release, rows[0], client, public.t, rng, secure=True).float()
-
-
-# ---- server --------------------------------------------------------------------------------------------------------
+    row = own_message(plan.release, rows[0], client, public.t, rng, secure=True).float()
+    reply.content = f.RecordDict({OURS: f.ArrayRecord({ROW: f.Array(row.numpy())})})
+    return reply
 
 
 class Private(Base):  # type: ignore[misc]
@@ -149,7 +131,7 @@ class Private(Base):  # type: ignore[misc]
         print(f"sordino: {self.plan.release.kind}, {self.plan.rounds} rounds, unit client", flush=True)
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
-        """Draw the round's clients among the nodes, and send them the model and the plan."""
+        """Draw the round's clients among the nodes, and return their messages with the model and the plan."""
         f, plan, t = flower(), self.plan, server_round - 1
         if t >= plan.rounds:
             raise PlanError("rounds", f"round {server_round} of a plan for {plan.rounds}", "num_rounds = plan.rounds")
@@ -160,28 +142,40 @@ class Private(Base):  # type: ignore[misc]
             found = f"{len(nodes)} nodes and a plan for {plan.clients.population} clients"
             raise DataError(found, "as many nodes as the plan has clients", "wait for them, or change the plan")
         cohort = plan.clients.draw(t, self.streams.at(t, "cohort"))
-        self._asked = (arrays, public, cohort, {nodes[int(client)]: int(client) for client in cohort})
+        asked = {nodes[int(client)]: int(client) for client in cohort}
+        self._asked = (arrays, public, cohort, asked)
         if plan.release.local:
             self._charge(t, cohort)
-        state = json.dumps(dict(public.state))
-        fields = {"plan": codec.to_json(plan), "t": t, "clip_norm": public.clip_norm, "state": state}
-        own = {node: f.ConfigRecord({**fields, "client": client}) for node, client in self._asked[3].items()}
-        sent = {node: f.RecordDict({"arrays": arrays, "config": config, OURS: held}) for node, held in own.items()}
-        return [f.Message(content, dst_node_id=node, message_type="train") for node, content in sent.items()]
+        fields = {"plan": codec.to_json(plan), "t": t, "clip_norm": public.clip_norm}
+        fields["state"] = json.dumps(dict(public.state))
+        messages = []
+        for node, client in asked.items():
+            own = f.ConfigRecord({**fields, "client": client})
+            content = f.RecordDict({"arrays": arrays, "config": config, OURS: own})
+            messages.append(f.Message(content, dst_node_id=node, message_type="train"))
+        return messages
 
     def _charge(self, t: int, cohort: Cohort) -> None:
-        seen = {"cohort", "messages"} & self.plan.release.sees
-        self.tally.charge(t, cohort if seen else None)
+        self.tally.charge(t, cohort if {"cohort", "messages"} & self.plan.release.sees else None)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, None]:
-        """Sum the rows, charge, add the server's noise, decode and step, by the same code as in a simulation."""
+        """Sum the rows, charge, add the server's noise, decode and step, by the same code as in a simulation.
+
+        A row of another length, or with a number that is not finite, is dropped.
+        """
         assert self._asked is not None
         assert self.state is not None
         arrays, public, cohort, asked = self._asked
-        length = self.plan.length(public.size)
-        rows = {asked[node]: row for node, row in usable_rows(replies, length) if node in asked}
-        total = torch.stack([rows[client] for client in sorted(rows)]).double().sum(0) if rows else torch.zeros(length)
+        length, rows = self.plan.length(public.size), dict[int, Tensor]()
+        for reply in replies:
+            records = {} if reply.has_error() else dict(reply.content.array_records.items())
+            node = int(reply.metadata.src_node_id)
+            if OURS in records and ROW in records[OURS] and node in asked:
+                row = torch.from_numpy(records[OURS][ROW].numpy().copy()).float()
+                if row.shape == (length,) and bool(row.isfinite().all()):
+                    rows[asked[node]] = row
         came = np.asarray(sorted(rows), dtype=np.int64)
+        total = torch.stack([rows[client] for client in sorted(rows)]).double().sum(0) if rows else torch.zeros(length)
         collected = Collected(total.double(), len(rows), noised=True, deployed=True, reported=came)
         if not self.plan.release.local:
             self._charge(server_round - 1, cohort)
@@ -189,19 +183,19 @@ class Private(Base):  # type: ignore[misc]
         return unflatten(arrays, self.plan.server.query(self.state.memory)), None
 
     def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
-        """No node evaluates: its answer would be a release without noise. Use `evaluate_fn`."""
+        """Ask no node to evaluate: its answer would be a release without noise. Use `evaluate_fn`."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> None:
-        """No node was asked."""
+        """Return nothing: no node was asked to evaluate."""
 
     @property
     def certificate(self) -> dict[str, Any]:
-        """The certificate of the rounds that were run."""
+        """Certificate of the rounds that were run."""
         known = Facts(self.delta, self.streams.mode, 0, environment=(versions(),))
         facts = facts_of_charges(self.plan, self.tally.rounds, self.tally.cohorts, known)
-        made = certificate(self.plan, facts)
-        return {**made, "assumptions": [*made["assumptions"], OWN]}
+        found = certificate(self.plan, facts)
+        return {**found, "assumptions": [*found["assumptions"], OWN]}
 
     def save_certificate(self, path: str | Path) -> None:
         """Write the certificate as a JSON file."""
@@ -218,15 +212,3 @@ def check_plan(plan: Plan) -> None:
         raise EngineError(f"a plan that needs {needs}", "central_noise or local_noise after steps such as clip")
     if plan.clip is None:
         raise PlanError("clip", "a plan without a Clip step", "a clip norm: an app's own update is of any size")
-
-
-def usable_rows(replies: Iterable[Any], length: int) -> list[tuple[int, Tensor]]:
-    """Node and row of every usable reply; rows of another shape or not finite are dropped."""
-    found = []
-    for reply in replies:
-        held = {} if reply.has_error() else dict(reply.content.array_records.items())
-        if OURS in held and ROW in held[OURS]:
-            row = torch.from_numpy(held[OURS][ROW].numpy().copy()).float()
-            if row.shape == (length,) and bool(row.isfinite().all()):
-                found.append((int(reply.metadata.src_node_id), row))
-    return found

@@ -1,6 +1,7 @@
 """A federation on one machine, for `sordino run --engine flower`: SuperLink, and a SuperNode and silo process per silo.
 
-All processes talk over TLS on 127.0.0.1, with node keys; when the run ends, however it ends, all of them are stopped.
+All processes talk over TLS on 127.0.0.1, with node keys. When the run ends, or this process dies, by SIGKILL too, all
+of them end (`lifeline`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,39 +25,36 @@ import tomli_w
 from sordino import codec
 from sordino.config import Config, FederationSpec
 from sordino.errors import ConfigError, EngineError
+from sordino.federation import lifeline
+from sordino.federation import new_federation as folders
 from sordino.federation.flower_api import JOINED, flower, register
-from sordino.federation.new_federation import (
-    read_public_key,
-    write_certificates,
-    write_federation,
-    write_node_key,
-    write_private,
-)
-from sordino.federation.silo_worker import SiloSpec
+from sordino.federation.silo_service import SiloSpec
 from sordino.runs.execution import Executed
 from sordino.runs.folder import RunFolder
 
 HERE = "127.0.0.1"
 START_TIMEOUT = 180.0  # seconds in which a process must listen
 GRACE = 3.0  # seconds between SIGTERM and SIGKILL
+LOADING = 300.0  # seconds that all processes may take to start and to load
+PULSE = 0.2  # seconds between two checks for a new round
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that is free now."""
+    """Return a port of 127.0.0.1 that is free now."""
     with socket.socket() as probe:
         probe.bind((HERE, 0))
         return int(probe.getsockname()[1])
 
 
 def is_listening(port: int) -> bool:
-    """Whether a process listens on a port of 127.0.0.1."""
+    """Return whether a process listens on a port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((HERE, port)) == 0
 
 
 def descendants(process: int) -> list[int]:
-    """Process ids of all descendants of a process."""
+    """Return the process ids of all descendants of a process."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
@@ -74,6 +72,14 @@ def kill_all(processes: list[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
+def flower_command(name: str) -> str:
+    """Return the path of a command of flwr, which is installed beside this Python."""
+    found = Path(sys.executable).with_name(name)
+    if not found.exists():
+        raise EngineError(f"no {name} beside {sys.executable}", "flwr", "pip install 'sordino[flower]'")
+    return str(found)
+
+
 @codec.hides_values
 @dataclass
 class LocalFederation:
@@ -86,36 +92,41 @@ class LocalFederation:
     nodes: dict[str, int] = field(default_factory=dict)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     log_start: dict[str, int] = field(default_factory=dict)  # size of each log when its process was last started
+    token: str = field(default_factory=lambda: secrets.token_hex(16))  # in the environment of all processes
+    lifeline: subprocess.Popen[bytes] | None = None  # kills them when this process ends
 
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "flwr").mkdir(exist_ok=True)
-        write_certificates(self.home)
+        folders.write_certificates(self.home)
         link = {"address": f"{HERE}:{self.port}", "root-certificates": str(self.home / "ca.crt")}
         (self.home / "flwr" / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": "here", "here": link}}))
         for name in self.silos:
             self.nodes.setdefault(name, free_port())
-            write_node_key(self.home / name)
+            folders.write_node_key(self.home / name)
             secret = self.home / f"{name}.secret"
             if not secret.exists():
-                write_private(secret, secrets.token_bytes(32))
-
-    # ---- processes -------------------------------------------------------------------------------------------------
+                folders.write_private(secret, secrets.token_bytes(32))
 
     @property
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # its tools call others
         own = {"PATH": path, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(self.home / "flwr")}
         own |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-        return {**os.environ, **own}
+        return {**os.environ, **own, lifeline.VARIABLE: self.token}
 
-    def start(self, name: str, command: list[str], changes: Mapping[str, str] | None = None) -> None:
-        """Start a process in a group of its own; its output goes to home/NAME.log."""
+    def start(self, name: str, command: list[str]) -> None:
+        """Start a process in its own process group; its output goes to home/NAME.log. It ends with this process."""
+        if self.lifeline is None:
+            self.lifeline = subprocess.Popen(
+                [sys.executable, "-I", "-S", lifeline.__file__, self.token], env={}, stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
         with open(self.home / f"{name}.log", "ab") as log:
             self.log_start[name] = log.tell()
             self.running[name] = subprocess.Popen(
-                command, cwd=self.home, env={**self.environment, **(changes or {})}, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                command, cwd=self.home, env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
     def kill(self, name: str) -> None:
@@ -127,7 +138,6 @@ class LocalFederation:
 
     def stop(self) -> None:
         """Stop all processes and their descendants: SIGTERM first, then SIGKILL."""
-        started = [one for process in self.running.values() for one in descendants(process.pid)]
         for process in self.running.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -137,15 +147,15 @@ class LocalFederation:
                 process.wait(max(0.0, until - time.monotonic()))
         for name in list(self.running):
             self.kill(name)
-        kill_all(started)
+        if self.lifeline is not None:
+            self.lifeline.communicate()  # ends its input: it kills whatever is left
+            self.lifeline = None
 
     def __enter__(self) -> LocalFederation:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    # ---- roles -----------------------------------------------------------------------------------------------------
 
     def superlink(self) -> None:
         """Start the SuperLink, with a database, closed to keys that are not registered."""
@@ -171,76 +181,51 @@ class LocalFederation:
         where = ["--node", f"{HERE}:{self.nodes[name]}", "--secret", str(self.home / f"{name}.secret")]
         self.start(f"silo.{name}", [sys.executable, "-P", "-m", "sordino", "silo", "serve", str(folder), *where])
 
-    def register(self) -> None:
-        """Register every silo's node key under its name."""
-        ca = (self.home / "ca.crt").read_bytes()
-        for name in self.silos:
-            register(f"{HERE}:{self.port}", ca, read_public_key(self.home / f"{name}.pub"), name)
-
     def up(self) -> None:
-        """Start all processes."""
+        """Start all processes, register every silo's node key under its name, and wait until all nodes are admitted."""
         self.superlink()
         for name in self.silos:
-            self.silo(name)  # they take longest to load
-        self.register()
+            self.silo(name)  # silos take longest to load
+        ca = (self.home / "ca.crt").read_bytes()
         for name in self.silos:
+            register(f"{HERE}:{self.port}", ca, folders.read_public_key(self.home / f"{name}.pub"), name)
             self.supernode(name)
-
-    def flwr(self, *words: str) -> str:
-        """Run a `flwr` command to its end and return its output."""
-        command = [flower_command("flwr"), *words]
-        done = subprocess.run(
-            command, cwd=self.home, env=self.environment, capture_output=True, text=True, check=False
-        )  # fmt: skip
-        if done.returncode:
-            reason = " ".join((done.stderr or done.stdout).split())
-            raise EngineError(f"flwr {words[0]} that ended with code {done.returncode} ({reason})")
-        return done.stdout
+        for name in self.silos:
+            self.join(name)
 
     def submit(self, out: Path, resume: bool = False, app: Path | None = None) -> int:
         """Submit the app to the SuperLink and return Flower's id of the run; success is the certificate in `out`."""
-        given = f"out={json.dumps(str(out))} resume={json.dumps(resume)}"
-        output = self.flwr("run", str(app or self.folder), "here", "--run-config", given, "--format", "json")
+        config = f"out={json.dumps(str(out))} resume={json.dumps(resume)}"
+        command = [flower_command("flwr"), "run", str(app or self.folder), "here", "--run-config", config]
+        done = subprocess.run(
+            [*command, "--format", "json"], cwd=self.home, env=self.environment, capture_output=True, text=True
+        )
         try:
-            answer = json.loads(output)
+            answer = json.loads(done.stdout)
         except ValueError:
             answer = {}
-        if "run-id" in answer:
+        if not done.returncode and "run-id" in answer:
             return int(answer["run-id"])
-        why = " ".join(str(answer.get("error-message", output)).split())
-        raise EngineError(f"a run that the SuperLink was not given ({why})", "a SuperLink that answers")
+        why = " ".join(str(answer.get("error-message") or done.stderr or done.stdout).split())
+        raise EngineError(f"a run that the SuperLink does not accept ({why})", "a SuperLink that answers")
 
     def wait_for(self, name: str, port: int) -> None:
         """Wait until a process listens; if it ends instead, raise with the end of its log."""
         until = time.monotonic() + START_TIMEOUT
         while not is_listening(port):
-            process = self.running[name]
-            if process.poll() is not None or time.monotonic() > until:
+            if self.running[name].poll() is not None or time.monotonic() > until:
                 raise EngineError(f"{name} that does not come up ({self.log_tail(name)})")
             time.sleep(0.1)
 
-    def joined(self, name: str) -> bool:
-        """Whether the SuperLink has admitted a silo's node since its last start."""
-        return f"node.{name}" in self.running and JOINED in self.log_text(f"node.{name}")
-
     def join(self, name: str, link: int | None = None, seconds: float = 300.0) -> None:
         """Start a silo's node until it is admitted: the key of a killed node stays in use for a minute."""
-        until = time.monotonic() + seconds
-        while not self.joined(name):
-            process = self.running.get(f"node.{name}")
+        node, until = f"node.{name}", time.monotonic() + seconds
+        while node not in self.running or JOINED not in self.log_text(node):
             if time.monotonic() > until:
-                raise EngineError(f"the node of {name!r}, which is not admitted ({self.log_tail(f'node.{name}')})")
-            if process is None or process.poll() is not None:
+                raise EngineError(f"the node of {name!r}, which is not admitted ({self.log_tail(node)})")
+            if node not in self.running or self.running[node].poll() is not None:
                 self.supernode(name, link)
             time.sleep(0.2)
-
-    def leave(self, name: str) -> None:
-        """Terminate a silo's node: it deregisters, and its key is free at once."""
-        process = self.running[f"node.{name}"]
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(START_TIMEOUT)
-        self.kill(f"node.{name}")
 
     def check(self) -> None:
         """Raise if a process has ended."""
@@ -249,94 +234,66 @@ class LocalFederation:
                 raise EngineError(f"{name} that has ended ({self.log_tail(name)})", "", "add --resume")
 
     def log_text(self, name: str) -> str:
-        """The log of a process since its last start."""
+        """Return the log of a process since its last start."""
         return (self.home / f"{name}.log").read_bytes()[self.log_start.get(name, 0) :].decode(errors="replace")
 
     def log_tail(self, name: str) -> str:
-        """The end of a log in one line."""
+        """Return the end of a log in one line."""
         return " ".join(self.log_text(name).split())[-400:]
 
 
-def flower_command(name: str) -> str:
-    """Path of a command of flwr, which is installed beside this Python."""
-    found = Path(sys.executable).with_name(name)
-    if not found.exists():
-        raise EngineError(f"no {name} beside {sys.executable}", "flwr", "pip install 'sordino[flower]'")
-    return str(found)
+def run_locally(
+    config: Config, out: Path, *, resume: bool = False, on_round: Callable[[dict[str, Any]], None]
+) -> Executed:
+    """Write the federation's folder beside `out`, start its processes, submit the app and wait for the certificate.
 
-
-LOADING = 300.0  # seconds that all processes may take to start and to load
-PULSE = 0.2
-OnRound = Callable[[dict[str, Any]], None]
-
-
-def with_federation(config: Config) -> Config:
-    """The configuration with its [federation], or one whose silos are the plan's clients."""
-    if config.federation is not None:
-        return config
-    names = config.task.silos or tuple(f"silo{i}" for i in range(config.plan.clients.population))
-    return replace(config, federation=FederationSpec(silos=names))
-
-
-def home_of(out: Path) -> Path:
-    """The folder of keys, logs and the silos' ledgers, beside the run's folder."""
-    return out.absolute().with_name(f"{out.name}-federation")
-
-
-def run_locally(config: Config, out: Path, *, resume: bool = False, on_round: OnRound | None = None) -> Executed:
-    """Write the federation's folder, start its processes, submit the app and wait for the certificate."""
+    Without a [federation] in the file, the silos are the plan's clients; silos cut their rows out of its data set.
+    """
     flower()
-    config, out = with_federation(config), out.absolute()
+    out, names = out.absolute(), config.task.silos
+    home = out.with_name(f"{out.name}-federation")
+    if config.federation is None:
+        names = names or tuple(f"silo{i}" for i in range(config.plan.clients.population))
+        config = replace(config, federation=FederationSpec(silos=names))
     assert config.federation is not None
-    home = home_of(out)
     if not resume and (out.exists() or home.exists()):
         there = out if out.exists() else home
         raise ConfigError(f"{there}, which exists", "a new folder", "choose another --out, or add --resume")
     if not home.exists():
-        write_local_federation(config, home)
+        folders.write_federation(home / "app", config, codec.to_toml(config))
+        for name in config.federation.silos:
+            folder = home / "app" / "silos" / name
+            spec = replace(SiloSpec.read(folder), simulated=True, group="", secret="")
+            (folder / "silo.toml").write_text(tomli_w.dumps(codec.dump(spec)))
     with LocalFederation(home / "app", config.federation.silos, home) as federation:
         federation.up()
         federation.submit(out, resume=resume and out.exists())
-        wait_for_certificate(federation, out, config, on_round or (lambda line: None))
-    folder = RunFolder.open(out)
-    return Executed(out, folder.history(), json.loads((out / "certificate.json").read_text()))
+        wait_for_certificate(federation, out, config.federation, on_round)
+    return Executed(out, RunFolder.open(out).history(), json.loads((out / "certificate.json").read_text()))
 
 
-def write_local_federation(config: Config, home: Path) -> None:
-    """Write the federation's folder; its silos cut their rows out of the file's own data set."""
-    write_federation(home / "app", config, codec.to_toml(config))
-    for name in config.federation.silos if config.federation else ():
-        file = home / "app" / "silos" / name / "silo.toml"
-        spec = SiloSpec.read(file.parent)
-        file.write_text(tomli_w.dumps(codec.dump(replace(spec, simulated=True, group="", secret=""))))
-
-
-def wait_for_certificate(federation: LocalFederation, out: Path, config: Config, show: OnRound) -> None:
-    """Wait for the certificate; an error of the server, or no new round for too long, is raised."""
-    assert config.federation is not None
-    spec, log, reported = config.federation, out.with_name(f"{out.name}.log"), 0
+def wait_for_certificate(
+    federation: LocalFederation, out: Path, spec: FederationSpec, on_round: Callable[[dict[str, Any]], None]
+) -> None:
+    """Wait for the certificate; raise on an error of the server, or where no new round comes for too long."""
+    history, log, reported = out / "history.jsonl", out.with_name(f"{out.name}.log"), 0
     began = log.stat().st_size if log.exists() else 0
-    until = time.monotonic() + LOADING + spec.tries * spec.timeout
-    while not (out / "certificate.json").exists():
+    patience = LOADING + spec.tries * spec.timeout
+    until = time.monotonic() + patience
+    while True:
+        finished = (out / "certificate.json").exists()
+        text = history.read_text("utf-8") if history.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()  # the last line may be half written
+        for line in lines[reported:]:
+            on_round(json.loads(line))
+            reported, until = reported + 1, time.monotonic() + patience
+        if finished:
+            return
         federation.check()
         logged = log.read_text("utf-8")[began:].splitlines() if log.exists() else []
         wrong = next((line for line in logged if line.startswith("sordino: ") and "certificate.json" not in line), None)
         if wrong is not None:
             raise EngineError(f"a run that stopped: {wrong.removeprefix('sordino: ')}")
-        lines = history(out)
-        for line in lines[reported:]:
-            show(line)
-        if len(lines) > reported:
-            reported, until = len(lines), time.monotonic() + LOADING + spec.tries * spec.timeout
         if time.monotonic() > until:
-            raise EngineError(f"a run without a new round ({federation.log_tail('superlink')})", "add --resume")
+            raise EngineError(f"a run without a new round ({federation.log_tail('superlink')})", "", "add --resume")
         time.sleep(PULSE)
-    for line in history(out)[reported:]:
-        show(line)
-
-
-def history(out: Path) -> list[dict[str, Any]]:
-    """The complete lines of a history that is being written."""
-    file = out / "history.jsonl"
-    text = file.read_text("utf-8") if file.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

@@ -1,44 +1,117 @@
-"""A silo's service: policy and ledger are checked before anything is computed, and every message is charged first.
+"""A silo's process, `sordino silo serve DIR`: its data, policy and ledger, and the loop that answers its Flower node.
 
 job -> answered before? the same bytes -> policy -> admission -> solve -> charge -> noise -> store -> send
 
-Called by `sordino silo serve`.
+The process takes tasks from its node itself; no code that a run ships is executed.
+
+DIR/silo.toml     this silo's name, where its node is, and its data
+DIR/fed.toml      the federation's file: which model, how many silos
+DIR/policy.toml   what its data may be used for        DIR/ledger.db   what was charged to them
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
 
 from sordino import codec
 from sordino.accounting.bounds import Unit
 from sordino.certificate.facts import OwnCode
 from sordino.config import Config, load_config
+from sordino.data.datasets import load
 from sordino.engines.jobs import Job
 from sordino.engines.replies import InMemoryReplyStore, Silo
-from sordino.errors import ConfigError
-from sordino.federation.flower_api import Node, installed
-from sordino.federation.secagg_client import SecAggClient
-from sordino.federation.secagg_messages import is_secagg
-from sordino.federation.silo_worker import SiloSpec, StatusPrinter, serve, silo_task
+from sordino.errors import ConfigError, SordinoError, shorten
+from sordino.federation.flower_api import Node, NodeTask, flower
+from sordino.federation.secagg import MARK, SecAggClient
 from sordino.ledger import policy as policies
 from sordino.ledger.charges import SiloCost
 from sordino.ledger.journal import RESTORES
 from sordino.ledger.ledger import Ledger, Receipt
 from sordino.ledger.policy import Policy
+from sordino.models import build_seeded
+from sordino.parts.losses import CrossEntropy, Loss, Mse
 from sordino.parts.releases import NoNoise
 from sordino.task import Task
 
+PULSE = 0.5  # seconds between two polls for a task
+IDLE = 0.5  # seconds before the next poll of a node that does not answer
 NO_POLICY = "no policy: these data are served without a limit, which only public data should be"
+Log = Callable[[str], None]
+
+
+# ---- data and model --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SiloSpec:
+    """Contents of silo.toml: the silo's name, node and data.
+
+    `group` selects one natural client of the data set; without it all rows are this silo's. With `simulated` the rows
+    are cut out of the federation's own data set, as a simulation cuts them.
+    """
+
+    name: str
+    dataset: str
+    node: str = "127.0.0.1:9094"
+    secret: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    group: str = ""
+    simulated: bool = False
+    policy: str = "policy.toml"
+    ledger: str = "ledger.db"
+
+    @classmethod
+    def read(cls, folder: Path) -> SiloSpec:
+        table = codec.read_toml(folder / "silo.toml", "sordino federation new makes one")
+        found: SiloSpec = codec.read(cls, table, "silo.toml")
+        return found
+
+
+def model_and_loss(config: Config, inputs: tuple[int, ...], classes: int) -> tuple[torch.nn.Module, Loss]:
+    """Return the federation's model with its seeded first weights, equal on every machine, and its loss.
+
+    Without a loss in the file: cross entropy for classes, squared error for a number.
+    """
+    model = build_seeded(config.task.model, inputs, classes or 1, config.run.seed)
+    return model, config.task.loss or (CrossEntropy() if classes else Mse())
 
 
 def model_hash(config: Config) -> str:
-    """sha256 of model and loss in the federation's file; a policy lists the models it allows by it."""
+    """Return the sha256 of model and loss in the federation's file; a policy lists the models it allows by it."""
     spec = config.federation
     shape = {} if spec is None else {"inputs": list(spec.inputs), "classes": spec.classes}
     return codec.digest({"model": config.task.model, "loss": config.task.loss, **shape})
+
+
+def silo_task(config: Config, spec: SiloSpec) -> Task:
+    """Return a silo's task: the federation's model, and this silo's rows of its data set."""
+    names = () if config.federation is None else config.federation.silos
+    if config.federation is None or spec.name not in names:
+        raise ConfigError(f"silo {spec.name!r}", "a silo of fed.toml", codec.nearest(spec.name, list(names)))
+    place = names.index(spec.name)
+    if spec.simulated:
+        return config.build().as_silo(place)
+    data = load(spec.dataset, **spec.options)
+    x, y, classes = data.x, data.y, data.classes or 0
+    if spec.group:
+        if data.groups is None or spec.group not in data.names:
+            found, known = f"group = {spec.group!r} in silo.toml", list(data.names or ())
+            raise ConfigError(found, f"a natural silo of {spec.dataset}", codec.nearest(spec.group, known))
+        mine = data.groups == np.unique(data.groups)[list(data.names).index(spec.group)]
+        x, y = x[mine], y[mine]
+    model, loss = model_and_loss(config, config.federation.inputs or x.shape[1:], classes)
+    return Task.silo(model, place, len(names), (x, y), loss, own_code=config.task.own_code)
+
+
+# ---- policy and ledger -----------------------------------------------------------------------------------------------
 
 
 @codec.hides_values
@@ -50,7 +123,7 @@ class LedgerReplyStore:
     policy: Policy
     silo: int
     model: str
-    log: Callable[[str], None]
+    log: Log
     code: Callable[[Unit], OwnCode]  # what is proved of model and loss, by unit of privacy
     receipts: dict[str, Receipt] = field(default_factory=dict)
     admitted: set[str] = field(default_factory=set)
@@ -66,40 +139,31 @@ class LedgerReplyStore:
             raise ConfigError(refused, "a plan that this silo's policy allows")
         key = f"{job.run} {job.plan.hash}"  # another plan under the name of this run is refused by the ledger
         if key not in self.admitted:
-            cost = self._cost(job)
+            cost = SiloCost(job.plan, self.silo, self.policy.adversary)
             self.ledger.admit(job.run, self.policy.dataset, cost.asked, whole=cost.whole, jobs=cost.jobs)
             self.admitted.add(key)
             self.log(f"run {job.run}: admitted")
-        known = self._charges(job)
+        known = sum(self.ledger.charges(job.run).values())
         if known < job.paid:  # the server has seen this ledger with more charges: it is an older copy
             found = f"{known} charges of this run in the silo's ledger, where its own receipts say {job.paid}"
             raise ConfigError(found, "a ledger that is as new as its receipts", RESTORES)
 
-    def charge(self, job: Job) -> int:
-        """Charge one job; the number of charges of its run in the ledger."""
-        self.receipts = {job.id: self._charge(job, job.id)}
-        return self._charges(job)
+    def charge(self, job: Job, session: str | None = None) -> int:
+        """Charge one job, or one session of secure aggregation; return the number of charges of its run.
 
-    def charge_session(self, job: Job, session: str) -> int:
-        """Charge one session of secure aggregation: its noise is drawn anew, so it is a release of its own."""
-        self._charge(job, f"{job.id}.{session}")
-        return self._charges(job)
-
-    def _charge(self, job: Job, name: str) -> Receipt:
+        A session's noise is drawn anew, so each session is another release.
+        """
         assert job.public is not None
-        t = job.public.t
-        receipt = self.ledger.charge(job.run, name, self._cost(job).job(t), round=t)
+        name, t = job.id if session is None else f"{job.id}.{session}", job.public.t
+        cost = SiloCost(job.plan, self.silo, self.policy.adversary).job(t)
+        receipt = self.ledger.charge(job.run, name, cost, round=t)
+        if session is None:
+            self.receipts = {job.id: receipt}
         self.log(f"run {job.run}: round {t + 1} charged")
-        return receipt
-
-    def _charges(self, job: Job) -> int:
         return sum(self.ledger.charges(job.run).values())
 
     def store(self, job: Job, reply: bytes) -> None:
         self.ledger.store(self.receipts.pop(job.id), reply)
-
-    def _cost(self, job: Job) -> SiloCost:
-        return SiloCost(job.plan, self.silo, self.policy.adversary)
 
 
 @codec.hides_values
@@ -110,30 +174,24 @@ class SiloService:
     silo: Silo
     secagg: SecAggClient
 
+    @classmethod
+    def open(cls, folder: Path, spec: SiloSpec, task: Task, model: str, log: Log) -> SiloService:
+        """Read the policy of a silo's folder and open its ledger, which holds the policy's limit."""
+        client = int(task.clients.held[0])
+        if not spec.policy:
+            log(NO_POLICY)
+            store = InMemoryReplyStore()
+            secagg = SecAggClient(client, task, refuse_release, lambda job, session: store.charge(job), time.time)
+            return cls(Silo(task, store, refuse_release), secagg)
+        policy = policies.load(folder / spec.policy)
+        ledger = Ledger.open(folder / spec.ledger, create=True)
+        ledger.limit(policy.dataset, policy.limit)
+        charged = LedgerReplyStore(ledger, policy, client, model, log, task.program.of)
+        secagg = SecAggClient(client, task, charged.allows, charged.charge, time.time)
+        return cls(Silo(task, charged, charged.allows), secagg)
+
     def reply(self, data: bytes) -> bytes:
-        return self.secagg.reply(data) if is_secagg(data) else self.silo.reply(data)
-
-
-def open_silo(folder: Path, spec: SiloSpec, log: Callable[[str], None]) -> SiloService:
-    """The service of a silo's folder: data loaded, policy read, ledger open and holding the policy's limit."""
-    config = load_config(folder / "fed.toml")
-    return silo_service_of(folder, spec, silo_task(config, spec), model_hash(config), log)
-
-
-def silo_service_of(folder: Path, spec: SiloSpec, task: Task, model: str, log: Callable[[str], None]) -> SiloService:
-    """The same for data that are in memory already."""
-    client = int(task.clients.held[0])
-    if not spec.policy:
-        log(NO_POLICY)
-        store = InMemoryReplyStore()
-        secagg = SecAggClient(client, task, refuse_release, lambda job, session: store.charge(job), time.time)
-        return SiloService(Silo(task, store, refuse_release), secagg)
-    policy = policies.load(folder / spec.policy)
-    ledger = Ledger.open(folder / spec.ledger, create=True)
-    ledger.limit(policy.dataset, policy.limit)
-    charged = LedgerReplyStore(ledger, policy, client, model, log, task.program.of)
-    secagg = SecAggClient(client, task, charged.allows, charged.charge_session, time.time)
-    return SiloService(Silo(task, charged, charged.allows), secagg)
+        return self.secagg.reply(data) if data.startswith(MARK) else self.silo.reply(data)
 
 
 def refuse_release(job: Job) -> None:
@@ -142,11 +200,21 @@ def refuse_release(job: Job) -> None:
         raise ConfigError("a run for release in a silo without a policy", "a policy and a ledger", "see docs/silos.md")
 
 
+# ---- the process -----------------------------------------------------------------------------------------------------
+
+
 def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None, as_json: bool = False) -> None:
-    """`sordino silo serve`: answer jobs until the process is stopped."""
-    installed()
-    spec, log = SiloSpec.read(folder), StatusPrinter(as_json)
-    service = open_silo(folder, spec, log)
+    """Answer the jobs of a silo's node until the process is stopped (`sordino silo serve`)."""
+    flower()
+    spec, config, last = SiloSpec.read(folder), load_config(folder / "fed.toml"), ""
+
+    def log(line: str) -> None:  # a line equal to the one before is not repeated
+        nonlocal last
+        if line != last:
+            print(json.dumps({"status": line}) if as_json else line, flush=True)
+        last = line
+
+    service = SiloService.open(folder, spec, silo_task(config, spec), model_hash(config), log)
     place = secret or (folder / spec.secret if spec.secret else None)
     try:
         shared = None if place is None else place.read_bytes()
@@ -154,3 +222,32 @@ def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None
         raise ConfigError(f"{place}, which cannot be read ({error.strerror})", "the node's secret", "key.sh") from None
     log(f"silo {spec.name}: {len(service.silo.task.clients.index)} records, node {node or spec.node}")
     serve(Node(node or spec.node, shared), service.reply, log)
+
+
+def serve(node: Node, reply: Callable[[bytes], bytes], log: Log) -> None:
+    """Answer the node's tasks until the process ends; while the node does not respond, wait for it."""
+    f, take = flower(), node.poller()
+    while True:
+        try:
+            task = take()
+            if task is None:
+                time.sleep(PULSE)
+            else:
+                answer_task(task, reply, log)
+        except f.HTTPError as error:
+            log(f"the node at {node.address} does not answer ({shorten(str(error)) or type(error).__name__})")
+            time.sleep(IDLE)
+
+
+def answer_task(task: NodeTask, reply: Callable[[bytes], bytes], log: Log) -> None:
+    """Answer one task; a refusal is logged here and sent to the server as an error."""
+    with task.heartbeat():
+        try:
+            if task.data is None:
+                raise ConfigError("a task that is not Sordino's", "a job of a sordino server")
+            answer = reply(task.data)
+        except SordinoError as error:
+            log(f"refused: {error}")
+            task.refuse(str(error))
+        else:
+            task.reply(answer)

@@ -1,15 +1,15 @@
-"""A user's module or loss as a graph of torch operations: captured on synthetic records, and read for independence.
+"""Graphs of torch operations of a user's module or loss, captured on synthetic records and read for independence.
 
-captured  a graph as a value; capture makes one of a module's forward, by torch.fx or torch.export: no Python of the
-          user's runs on private records any more
-rules     (and operation_table) for each ATen operation, along which dimension the records of a batch lie in its output
-flow      reads a captured graph: does the output for a record depend on that record alone?
-tracing   the graphs of one module, one for each kind of arguments, and its grade
+captured  a graph as a value
+capture   makes graphs of a module's forward, by torch.fx or torch.export, one for each kind of arguments: no Python
+          code of the user runs on private records any more
+rules     for each ATen operation, along which dimension the records of a batch lie in its output
+flow      proves that the output for a record depends on that record alone
 
 Grades say what is proved of the code that runs on private records; certificates and policies use the same words:
 
-by construction          no record reaches another: read off the operations (`flow`)
-per record (vmap)        the graph has no state and no branch on data; it is run for each record by itself
+by construction          no record influences another, proved by the operations (`flow`)
+per record (vmap)        the graph has no state and no branch on data; it runs for each record separately
 own code, trusted        no graph: the user's Python runs on the records, and the user vouches for it
 """
 
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Literal
 from sordino import lazy
 
 if TYPE_CHECKING:
+    from sordino.graph.capture import Traced as Traced
+    from sordino.graph.capture import Tracing as Tracing
     from sordino.graph.captured import Captured as Captured
     from sordino.graph.captured import UntraceableError as UntraceableError
     from sordino.graph.flow import Layout as Layout
     from sordino.graph.flow import dependence as dependence
-    from sordino.graph.tracing import Traced as Traced
-    from sordino.graph.tracing import Tracing as Tracing
 
 __all__, __getattr__ = lazy.exports(__name__, __file__)
 __all__ += ["BY_CONSTRUCTION", "GRADES", "PER_RECORD", "TRUSTED", "Grade", "weakest"]
@@ -37,5 +37,5 @@ GRADES: tuple[Grade, ...] = (BY_CONSTRUCTION, PER_RECORD, TRUSTED)
 
 
 def weakest(grades: Sequence[Grade]) -> Grade:
-    """The grade of what is made of several pieces of code."""
+    """Return the weakest of several grades; by construction where there is none."""
     return max(grades, key=GRADES.index, default=BY_CONSTRUCTION)

@@ -1,9 +1,10 @@
-"""Capture of a module's forward as a graph, on synthetic records before it sees a private one; called by `tracing`.
+"""Capture of a module's forward as graphs on synthetic records, and their grades; called by dpsgd, data and engines.
 
 torch.fx is tried first: layers of torch.nn stay the user's own objects, calls of them are nodes. Where fx cannot
 follow (loops over shapes, branches on them), torch.export is tried. Both refuse branches on data, and both freeze what
 Python objects outside the module hold. A capture is used only if it answers as the module does afterwards, with the
-same gradients.
+same gradients. `Tracing` holds the graphs of one module, one for each kind of arguments, with the proof of each
+(`flow`); `chained` reads off a graph whether a model is a chain of layers, x -> layer -> layer -> scores.
 """
 
 from __future__ import annotations
@@ -11,28 +12,21 @@ from __future__ import annotations
 import inspect
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from sordino.graph.captured import (
-    Captured,
-    Leaf,
-    UntraceableError,
-    _acts,
-    _Fixed,
-    _torch_function,
-    compile_graph,
-    export_graph,
-    flat,
-    synthetic_batch,
-    torch_layer,
-)
+from sordino import codec
+from sordino.graph import BY_CONSTRUCTION, PER_RECORD, Grade, captured
+from sordino.graph.captured import Captured, Leaf, UntraceableError, flat, synthetic_batch, torch_layer
+from sordino.graph.flow import Layout, Reason, dependence
 
 SAME = 1e-4  # relative: a graph and its module, values and gradients
 UNFIT = "synthetic records do not fit"
@@ -43,9 +37,10 @@ _NOT_WRITTEN = ("torch", "builtins", "abc", "typing")  # by the user: classes of
 def capture(
     module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool], leaf: Leaf = torch_layer
 ) -> Captured:
-    """The graph of `module(*args, **kwargs)`; of the arguments, only shapes and dtypes of records are looked at.
+    """Return the graph of `module(*args, **kwargs)`, which has the module's own answers and gradients.
 
-    `records` says which leaves of the arguments hold one slice per record. `leaf` names the modules that stay whole.
+    Only shapes and dtypes of records are read. `records` says which leaves of the arguments hold one slice per record,
+    and `leaf` which modules stay whole. By fx, which is fast, the module is captured twice, the same both times.
     """
     inputs, form = flat(args, kwargs)
     sample = synthetic_batch(inputs, records, RECORDS)
@@ -53,30 +48,24 @@ def capture(
     for way in (_by_fx, _by_export):
         try:
             with restored_state(module):
-                return _verified(way, module, sample, form, records, leaf)
+                found = way(module, sample, form, records, leaf)
+                if way is _by_fx and not _alike(found, way(module, sample, form, records, leaf)):
+                    raise UntraceableError(_CHANGES)
+                wrong = differs(found, module, sample, form)
+                if wrong is None:
+                    return found
+                reasons.append(wrong)
         except UntraceableError as error:
             reasons.append(str(error))
+        except Exception as error:  # whatever the user's forward raises when its tensors are symbols
+            reasons.append(_line(error))
     raise UntraceableError("; ".join(dict.fromkeys(reasons)))
 
 
-def _verified(
-    way: Callable[..., Captured], module: nn.Module, sample: list[Any], form: TreeSpec, records: Any, leaf: Leaf
-) -> Captured:
-    """With the module's own answers and gradients; by fx, which is fast, captured twice and the same both times."""
-    first = way(module, sample, form, records, leaf)
-    if way is _by_fx and not _repeats(first, way, module, sample, form, records, leaf):
-        raise UntraceableError("two captures of forward differ: Python state or Python's random numbers decide in it")
-    wrong = differs(first, module, sample, form)
-    if wrong is not None:
-        raise UntraceableError(wrong)
-    return first
+_CHANGES = "two captures of forward differ: Python state or Python's random numbers decide in it"
 
 
-def _repeats(first: Captured, way: Callable[..., Captured], *given: Any) -> bool:
-    try:
-        second = way(*given)
-    except UntraceableError:
-        return False
+def _alike(first: Captured, second: Captured) -> bool:
     if first.graph.python_code("self").src != second.graph.python_code("self").src:
         return False
     pairs = zip(first.constants, second.constants, strict=True)
@@ -85,7 +74,7 @@ def _repeats(first: Captured, way: Callable[..., Captured], *given: Any) -> bool
 
 @contextmanager
 def restored_state(module: nn.Module) -> Iterator[None]:
-    """Attributes of the module, its parts and their classes that forward writes while it is captured are put back."""
+    """Undo afterwards what forward writes into attributes and buffers of the module, its parts and their classes."""
     parts = list(module.modules())
     tables = [vars(part) for part in parts]
     tables += [vars(part)[name] for part in parts for name in ("_buffers", "_parameters", "_modules")]
@@ -96,9 +85,9 @@ def restored_state(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for table, kept in before:
+        for table, values in before:
             table.clear()
-            table.update(kept)
+            table.update(values)
         for kind, own in classes:
             now = dict(vars(kind))
             for name in now.keys() - own.keys():
@@ -106,26 +95,18 @@ def restored_state(module: nn.Module) -> Iterator[None]:
             for name in [name for name, value in own.items() if now.get(name) is not value]:
                 setattr(kind, name, own[name])
         with torch.no_grad():
-            for buffer, values in buffers:
-                if not torch.equal(buffer, values):
-                    buffer.copy_(values)
+            for buffer, content in buffers:
+                if not torch.equal(buffer, content):
+                    buffer.copy_(content)
 
 
-@dataclass
-class _Answer:
-    """How the last answer was nested, and what in it was no tensor: torch.export puts attributes back, not these."""
-
-    form: TreeSpec | None = None
-    fixed: tuple[Any, ...] = ()
-
-
-class _Whole(nn.Module):
-    """A module whose forward takes flat tensors: the rest of the arguments is part of it."""
+class _FlatModule(nn.Module):
+    """A module with a forward from flat tensors to flat tensors; arguments that are no tensors are fixed."""
 
     def __init__(self, module: nn.Module, sample: Sequence[Any], form: TreeSpec) -> None:
         super().__init__()
         self.module, self.sample, self.arguments = module, list(sample), form
-        self.last = _Answer()
+        self.last = SimpleNamespace(form=None, fixed=())  # of the last answer: torch.export puts attributes back
 
     def answer(self, *tensors: Any) -> list[Any]:
         supply = iter(tensors)
@@ -133,18 +114,17 @@ class _Whole(nn.Module):
         args, kwargs = tree_unflatten(leaves, self.arguments)
         outputs, self.last.form = tree_flatten(self.module(*args, **kwargs))
         moving = [isinstance(y, Tensor | fx.Proxy) for y in outputs]
-        self.last.fixed = tuple(None if moves else _Fixed(y) for y, moves in zip(outputs, moving, strict=True))
+        self.last.fixed = tuple(None if moves else captured.Fixed(y) for y, moves in zip(outputs, moving, strict=True))
         return [y for y, moves in zip(outputs, moving, strict=True) if moves]
 
-
-def _whole(module: nn.Module, sample: Sequence[Any], form: TreeSpec) -> tuple[_Whole, list[Tensor]]:
-    """The flat form of a module, with a forward of as many named arguments as it takes tensors."""
-    tensors = [x for x in sample if isinstance(x, Tensor)]
-    names = ", ".join(f"x{i}" for i in range(len(tensors)))
-    space: dict[str, Any] = {}
-    exec(f"def forward(self, {names}):\n    return self.answer({names})", space)  # fx wants names, not *tensors
-    kind = type("_Whole", (_Whole,), {"forward": space["forward"]})
-    return kind(module, sample, form), tensors
+    @staticmethod
+    def of(module: nn.Module, sample: Sequence[Any], form: TreeSpec) -> _FlatModule:
+        """Return the flat form of a module, whose forward has one named argument for each tensor."""
+        names = ", ".join(f"x{i}" for i in range(sum(isinstance(x, Tensor) for x in sample)))
+        space: dict[str, Any] = {}
+        exec(f"def forward(self, {names}):\n    return self.answer({names})", space)  # fx wants names, not *tensors
+        kind: Any = type("_FlatModule", (_FlatModule,), {"forward": space["forward"]})
+        return kind(module, sample, form)  # type: ignore[no-any-return]
 
 
 class _Tracer(fx.Tracer):
@@ -157,25 +137,28 @@ class _Tracer(fx.Tracer):
 
 
 def _by_fx(module: nn.Module, sample: Sequence[Any], form: TreeSpec, records: Any, leaf: Leaf) -> Captured:
-    whole, _ = _whole(module, sample, form)
-    try:
-        with warnings.catch_warnings(), _len_of_proxies(module):
-            warnings.simplefilter("ignore")
-            return _finished(_Tracer(leaf).trace(whole), whole, whole, sample, "fx")
-    except UntraceableError:
-        raise
-    except Exception as error:  # whatever a stranger's forward raises when its tensors are symbols
-        raise UntraceableError(_line(error)) from None
+    whole = _FlatModule.of(module, sample, form)
+    with warnings.catch_warnings(), _len_of_proxies(module):
+        warnings.simplefilter("ignore")
+        return _finished(_Tracer(leaf).trace(whole), whole, whole, sample, "fx")
+
+
+def _by_export(module: nn.Module, sample: Sequence[Any], form: TreeSpec, records: Any, leaf: Leaf) -> Captured:
+    whole = _FlatModule.of(module, sample, form)
+    pairs = [(x, own) for x, own in zip(sample, records, strict=True) if isinstance(x, Tensor)]
+    layers = {name: part for name, part in module.named_modules() if leaf(part)}
+    exported = captured.export_graph(whole, [x for x, _ in pairs], [own for _, own in pairs], layers)
+    return _finished(exported.graph, exported, whole, sample, "export")
 
 
 @contextmanager
 def _len_of_proxies(module: nn.Module) -> Iterator[None]:
-    """`len(x)` in the user's code becomes a node of the graph: Python's own would ask a symbol for an integer."""
+    """Make `len(x)` in the user's code a node of the graph: Python's own would ask a symbol for an integer."""
     kinds = [kind for part in module.modules() for kind in type(part).__mro__ if hasattr(kind, "forward")]
     code = [kind.forward for kind in dict.fromkeys(kinds)]
     held = [value for part in module.modules() for value in vars(part).values()]
     code += [value for value in held if callable(value) and not isinstance(value, fx.Proxy)]  # of a capture before
-    spaces = [getattr(inspect.unwrap(given), "__globals__", None) for given in code]
+    spaces = [getattr(inspect.unwrap(function), "__globals__", None) for function in code]
     python = [
         space for space in spaces if space is not None and not str(space.get("__name__", "")).startswith("torch.")
     ]
@@ -194,37 +177,36 @@ def _len(item: Any) -> Any:
 
 
 def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or 'no word').splitlines()[0][:160]}"
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:160]}"
 
 
-def _finished(graph: fx.Graph, owner: nn.Module, whole: _Whole, sample: Sequence[Any], source: str) -> Captured:
-    """Names as the user's module has them; constants as further inputs."""
+def _finished(graph: fx.Graph, owner: nn.Module, whole: _FlatModule, sample: Sequence[Any], source: str) -> Captured:
+    """Return the graph with the names of the user's module, and with its constants as further inputs."""
     constants: list[Tensor] = []
-    last = max((n for n in graph.nodes if n.op == "placeholder"), key=list(graph.nodes).index, default=None)
-    for node in list(graph.nodes):
-        if node.op in ("call_module", "get_attr"):
-            name = str(node.target)
-            own: Any = whole
-            for part in name.split("."):
-                own = getattr(own, part, None)
-            if own is not None and name.partition(".")[0] == "module":
-                continue  # of the user's module: anything else is a constant of the graph
-            value = operator.attrgetter(name)(owner)
-            if not isinstance(value, Tensor):
-                raise UntraceableError(f"a constant of type {type(value).__name__}")
-            with graph.inserting_after(last) if last is not None else graph.inserting_before(next(iter(graph.nodes))):
-                last = graph.placeholder(f"constant{len(constants)}")
-            constants.append(value.detach())
-            node.replace_all_uses_with(last)
-            graph.erase_node(node)
+    last = next((n for n in reversed(graph.nodes) if n.op == "placeholder"), None)
+    for node in [n for n in graph.nodes if n.op in ("call_module", "get_attr")]:
+        name = str(node.target)
+        own: Any = whole
+        for part in name.split("."):
+            own = getattr(own, part, None)
+        if own is not None and name.partition(".")[0] == "module":
+            continue  # of the user's module: anything else is a constant of the graph
+        value = operator.attrgetter(name)(owner)
+        if not isinstance(value, Tensor):
+            raise UntraceableError(f"a constant of type {type(value).__name__}")
+        with graph.inserting_after(last) if last is not None else graph.inserting_before(next(iter(graph.nodes))):
+            last = graph.placeholder(f"constant{len(constants)}")
+        constants.append(value.detach())
+        node.replace_all_uses_with(last)
+        graph.erase_node(node)
     graph.owning_module = None
-    graph.eliminate_dead_code(is_impure_node=_acts)
+    graph.eliminate_dead_code(is_impure_node=captured.has_effect)
     graph.lint()
     for node in graph.nodes:
         _refuse_foreign(node)
     if any(n.op == "call_module" and n.target == "module" for n in graph.nodes):
         source = "layers"
-    function, tensors = compile_graph(graph, whole.module), tuple(isinstance(x, Tensor) for x in sample)
+    function, tensors = captured.compile_graph(graph, whole.module), tuple(isinstance(x, Tensor) for x in sample)
     assert whole.last.form is not None
     return Captured(graph, function, tuple(constants), whole.last.form, whole.last.fixed, tensors, whole.module, source)
 
@@ -236,48 +218,35 @@ _HOOKS = {
 
 
 def _refuse_foreign(node: fx.Node) -> None:
-    """A graph calls torch and nothing else: no function of the user's (torch.fx.wrap), no hook on a gradient."""
+    """Refuse a node that calls a function of the user's (torch.fx.wrap), or a hook on a gradient."""
     if node.op == "call_method" and node.target in _HOOKS:
         raise UntraceableError(f"{node.target}, which runs Python code beside the graph")
-    if node.op != "call_function" or node.target in _BUILTINS:
-        return
-    if not _torch_function(node.target):
+    if node.op == "call_function" and node.target not in _BUILTINS and not captured.torch_function(node.target):
         name = getattr(node.target, "__name__", node.target)
         raise UntraceableError(f"a call of {name}, which is no function of torch")
 
 
-def _by_export(module: nn.Module, sample: Sequence[Any], form: TreeSpec, records: Any, leaf: Leaf) -> Captured:
-    whole, tensors = _whole(module, sample, form)
-    holding = [own for x, own in zip(sample, records, strict=True) if isinstance(x, Tensor)]
-    layers = {name: part for name, part in module.named_modules() if leaf(part)}
+def differs(found: Captured, module: nn.Module, sample: list[Any], form: TreeSpec) -> str | None:
+    """Return how the graph differs from the module's own forward on synthetic records; None where it does not."""
     try:
-        exported = export_graph(whole, tensors, holding, layers)
-        return _finished(exported.graph, exported, whole, sample, "export")
-    except UntraceableError:
-        raise
-    except Exception as error:  # as above
-        raise UntraceableError(_line(error)) from None
-
-
-def differs(captured: Captured, module: nn.Module, sample: list[Any], form: TreeSpec) -> str | None:
-    """In what the graph is not the module's own forward, on synthetic records: values, gradients; None where it is."""
-    try:
-        own = _with_gradients(lambda m, a, k: m(*a, **k), module, sample, form)
-    except Exception as error:  # as above
+        own = _with_gradients(module, module, sample, form)
+    except Exception as error:  # whatever the user's forward raises
         return f"{UNFIT} ({_line(error)})"
     try:
-        graph = _with_gradients(lambda m, a, k: captured(m, *a, **k), module, sample, form)
-    except Exception as error:  # as above
+        graph = _with_gradients(lambda *args, **kwargs: found(module, *args, **kwargs), module, sample, form)
+    except Exception as error:
         return f"a graph that fails where the module runs ({_line(error)})"
     return None if close(own, graph) else "a graph whose values or gradients differ from the module's own"
 
 
-def _with_gradients(run: Any, module: nn.Module, sample: list[Any], form: TreeSpec) -> list[Tensor | None]:
+def _with_gradients(
+    run: Callable[..., Any], module: nn.Module, sample: list[Any], form: TreeSpec
+) -> list[Tensor | None]:
     args, kwargs = tree_unflatten(sample, form)
     parameters = [p for p in module.parameters() if p.requires_grad]
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), restored_state(module):
         torch.manual_seed(0)
-        outputs = [y for y in tree_flatten(run(module, args, kwargs))[0] if isinstance(y, Tensor)]
+        outputs = [y for y in tree_flatten(run(*args, **kwargs))[0] if isinstance(y, Tensor)]
         moving = [y.float().square().sum() for y in outputs if y.requires_grad]
         trains = bool(moving and parameters)
         slopes = torch.autograd.grad(torch.stack(moving).sum(), parameters, allow_unused=True) if trains else ()
@@ -286,16 +255,16 @@ def _with_gradients(run: Any, module: nn.Module, sample: list[Any], form: TreeSp
 
 
 @torch.no_grad()
-def answers(captured: Captured, module: nn.Module, sample: list[Any], form: TreeSpec, seed: int = 0) -> list[Tensor]:
-    """The tensors that the graph answers with."""
+def answers(graph: Captured, module: nn.Module, sample: list[Any], form: TreeSpec, seed: int = 0) -> list[Tensor]:
+    """Return the tensors of the graph's answer, with torch's generator seeded."""
     args, kwargs = tree_unflatten(sample, form)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return [y.detach() for y in tree_flatten(captured(module, *args, **kwargs))[0] if isinstance(y, Tensor)]
+        return [y.detach() for y in tree_flatten(graph(module, *args, **kwargs))[0] if isinstance(y, Tensor)]
 
 
 def close(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> bool:
-    """Equal but for rounding, tensor by tensor; no gradient is a gradient of zero, and a meta tensor is its shape."""
+    """Return whether all tensors are equal but for rounding; no gradient counts as zero, a meta tensor as its shape."""
     return len(first) == len(second) and all(_close(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -308,3 +277,160 @@ def _close(a: Tensor | None, b: Tensor | None) -> bool:
         return torch.equal(a, b)
     scale = float(a.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
     return torch.allclose(a.double(), b.double(), rtol=SAME, atol=SAME * scale + 1e-12, equal_nan=True)
+
+
+_CURVES: dict[Any, Callable[[], nn.Module]] = {
+    **dict.fromkeys((torch.relu, F.relu, "relu"), nn.ReLU),
+    **dict.fromkeys((torch.tanh, F.tanh, "tanh"), nn.Tanh),
+    **dict.fromkeys((torch.sigmoid, F.sigmoid, "sigmoid"), nn.Sigmoid),
+}
+_FLAT = (torch.flatten, "flatten")
+_SHAPED = ("view", "reshape", torch.reshape)
+_SIZES = ("size", operator.getitem, getattr, len)  # how Python asks for the number of records
+
+
+def chained(graph: Captured, module: nn.Module) -> list[nn.Module]:
+    """Return the layers of a graph in which each operation takes the result before; empty for any other graph."""
+    if graph.constants or graph.answer.num_leaves != 1:
+        return []
+    found: list[nn.Module] = []
+    last: fx.Node | None = None
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" and last is None:
+            last = node
+        elif node.op == "output":
+            return found if node.all_input_nodes == [last] else []
+        elif node.target not in _SIZES or node.op == "call_module":
+            layer = _layer(node, module) if node.args and node.args[0] is last else None
+            if layer is None:
+                return []
+            found, last = [*found, layer], node
+    return []
+
+
+def _layer(node: fx.Node, module: nn.Module) -> nn.Module | None:
+    """Return the layer that a node calls, or one that computes the same; None where there is none."""
+    others = node.args[1:]
+    if node.op == "call_module":
+        return None if others or node.kwargs else module.get_submodule(str(node.target).partition(".")[2])
+    if node.target in _CURVES and not others and not any(node.kwargs.values()):
+        return _CURVES[node.target]()
+    if node.target in _FLAT and (*others, *node.kwargs.values()) in ((1,), (1, -1)):
+        return nn.Flatten()
+    rows = others[0] if len(others) == 2 else None  # view(len(x), -1)
+    return nn.Flatten() if node.target in _SHAPED and isinstance(rows, fx.Node) and others[1] == -1 else None
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class Traced:
+    """A graph, and the reason why an output for one record may depend on others (None: proved that it does not)."""
+
+    graph: Captured
+    reason: Reason | None
+    alone: bool = True  # whether synthetic records get the same answer in a batch and in batches of one
+    layout: Layout = field(default_factory=Layout)
+
+    @property
+    def grade(self) -> Grade:
+        return BY_CONSTRUCTION if self.reason is None else PER_RECORD
+
+
+class Tracing:
+    """All graphs of a module; `of` finds or captures the one for some arguments, and reads no value of a record.
+
+    `watched` are layers of the module: where records lie in their inputs is noted in `Traced.layout`.
+    """
+
+    def __init__(self, module: nn.Module, leaf: Leaf = torch_layer, watched: Collection[nn.Module] = ()) -> None:
+        self.module, self.leaf, self.watched = module, leaf, watched
+        self.graphs: dict[Any, Captured] = {}
+        self.known: dict[Any, Traced] = {}
+        self.samples: list[tuple[Captured, Any, list[Any], TreeSpec]] = []  # synthetic arguments of each, and its modes
+        self.closed = False  # whether the module's own Python has run on data: then no new graph is captured
+
+    def graph(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Captured:
+        """Return the graph for arguments of this kind, proved or not; `UntraceableError` if there is none."""
+        key = self._key(args, kwargs, records)
+        if key not in self.graphs:
+            if self.closed:
+                raise UntraceableError("records of a new shape after the module's own code has run on data")
+            inputs, form = flat(args, kwargs)  # a graph for other shapes may answer as the module does for these too
+            sample = synthetic_batch(inputs, records, RECORDS)
+            alike = [one for other, one in self.graphs.items() if other[:2] == key[:2]]
+            known = next((one for one in alike if differs(one, self.module, sample, form) is None), None)
+            self.graphs[key] = known or capture(self.module, args, kwargs, records, self.leaf)
+        return self.graphs[key]
+
+    def of(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Traced:
+        """Return the graph for arguments of this kind with what is proved of it."""
+        key = self._key(args, kwargs, records)
+        if key not in self.known:
+            graph, layout = self.graph(args, kwargs, records), Layout(self.watched)
+            inputs, form = flat(args, kwargs)
+            reason, sample = dependence(graph, inputs, records, layout), synthetic_batch(inputs, records, RECORDS)
+            alone = reason is None or self._alone(graph, sample, form, records)
+            self.known[key] = Traced(graph, reason, alone, layout)
+            self.samples.append((graph, self.modes(), sample, form))
+        return self.known[key]
+
+    def is_stale(self) -> bool:
+        """Return whether the module now answers synthetic records otherwise than its graphs do."""
+        with restored_state(self.module):
+            now = self.modes()
+            samples = [(graph, sample, form) for graph, modes, sample, form in self.samples if modes == now]
+            return any(differs(graph, self.module, sample, form) is not None for graph, sample, form in samples)
+
+    def forget(self) -> None:
+        """Forget all graphs: the module is captured again at its next call."""
+        self.graphs, self.known, self.samples = {}, {}, []
+
+    def _alone(self, graph: Captured, sample: list[Any], form: TreeSpec, records: Sequence[bool]) -> bool:
+        """Return whether a batch of one record gets the record's answer in a larger batch; True for random answers."""
+        singles = [[x[j : j + 1] if own else x for x, own in zip(sample, records, strict=True)] for j in range(RECORDS)]
+        whole, again = (answers(graph, self.module, sample, form, seed) for seed in (0, 1))
+        if not close(whole, again):
+            return True
+        try:
+            parts = [answers(graph, self.module, single, form) for single in singles]
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            return False
+        joined = [torch.cat(rows) if rows[0].dim() else rows[0] for rows in zip(*parts, strict=True)]
+        return close(whole, joined)
+
+    def modes(self) -> tuple[Any, ...]:
+        """Return, for every part of the module, its training mode and the user's hooks on it."""
+        return tuple(_mode(part) for part in self.module.modules())
+
+    def _key(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Any:
+        inputs, form = flat(args, kwargs)  # torch 2.6 cannot hash the form of arguments: its text is hashed
+        return self.modes(), str(form), tuple(_kind(x, own) for x, own in zip(inputs, records, strict=True))
+
+
+def _mode(part: nn.Module) -> Any:
+    hooks = part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks
+    if not any(hooks) and "forward" not in vars(part):
+        return part.training
+    return part.training, id(vars(part).get("forward")), *(tuple(found) for found in hooks)
+
+
+def _kind(x: Any, own: bool) -> Any:
+    """Return what a graph depends on: shape and dtype of tensors (for records without their number), other values."""
+    if isinstance(x, Tensor):
+        return own, tuple(x.shape[1:] if own else x.shape), x.dtype, x.device.type
+    try:
+        hash(x)
+    except TypeError:
+        return repr(x)
+    return type(x), x
+
+
+class Function(nn.Module):
+    """A function of tensors (a loss for example) as a module without parameters."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)

@@ -1,6 +1,6 @@
-"""A captured graph as a value, the graph that torch.export makes, and what capture, reading and execution share.
+"""A captured graph as a value, synthetic records, and the graph of torch.export.
 
-Imported by `capture`, `flow`, `tracing`, and by the code of dpsgd, data and task that runs graphs.
+Called by `capture` and `flow`, and by the code of dpsgd, data and task that runs graphs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _LIBRARIES = ("torch", "_operator", "math")
 
 
 class UntraceableError(Exception):
-    """Code that no graph can be captured of, and why."""
+    """No graph can be captured of a piece of code; the message says why."""
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class Captured:
-    """A forward pass as a graph: `function(module, *tensors, *constants)` and how arguments and answers are nested."""
+    """A forward pass as a graph: `function(module, *tensors, *constants)`, and the nesting of arguments and answers."""
 
     graph: fx.Graph
     function: Callable[..., Any]
@@ -47,11 +47,11 @@ class Captured:
     source: str  # "fx" or "export"
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """The answer of the module with these arguments, by the graph; its layers are those of `module`."""
+        """Run the graph on the arguments of `module`, with the layers of `module`."""
         if self.source == "layers":
             return type(module).forward(module, *args, **kwargs)
         enabled = torch.is_grad_enabled()
-        outputs = self.function(_Holder(module), *self.fed(flat(args, kwargs)[0]))
+        outputs = self.function(GraphSelf(module), *self.fed(flat(args, kwargs)[0]))
         if torch.is_grad_enabled() != enabled:  # a region without gradients has ended in the graph, and not outside
             torch.set_grad_enabled(enabled)
             outputs = tuple(y.detach() for y in outputs)
@@ -63,57 +63,60 @@ class Captured:
         return tree_unflatten(leaves, self.answer)
 
     def fed(self, inputs: Sequence[Any]) -> list[Tensor]:
-        """What the graph takes: the tensors among the flat arguments, then its constants."""
+        """Return the inputs of the graph: the tensors among the flat arguments, then its constants."""
         constants = [tensor.clone() for tensor in self.constants] if self.writes else self.constants
         return [*(x for x in inputs if isinstance(x, Tensor)), *constants]
 
     @cached_property
     def writes(self) -> bool:
-        """Whether a node may write in place: then every call has constants of its own, and none remembers a record."""
+        """Whether a node may write in place: then every call gets fresh constants, and none remembers a record."""
         return any(_may_write(node, self.module) for node in self.graph.nodes)
 
     def as_module(self) -> fx.GraphModule:
-        """For an interpreter: the graph beside the user's own layers."""
+        """Return the graph with the user's layers as a module for torch.fx's interpreter."""
         root = nn.Module()
         vars(root)["_modules"]["module"] = self.module
         return fx.GraphModule(root, self.graph)
 
 
 @dataclass(frozen=True)
-class _Holder:
-    """What the code of a graph calls `self`: the user's model, and what runs the regions of a graph pass."""
+class GraphSelf:
+    """Object that a graph's code calls `self`: the user's model, and the functions that run regions of the graph."""
 
     module: nn.Module
     regions: Any = None
 
 
 @dataclass(frozen=True)
-class _Fixed:
+class Fixed:
     value: Any
 
 
 def flat(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
-    """Arguments as a list of leaves; keywords in alphabetical order."""
+    """Return the leaves of the arguments, keywords in alphabetical order, and their nesting."""
     leaves, form = tree_flatten((tuple(args), dict(sorted(kwargs.items()))))
     return leaves, form
 
 
 def synthetic_batch(inputs: Sequence[Any], records: Sequence[bool], count: int) -> list[Any]:
-    """So many records of the same kind as `inputs`, with none of their values: random numbers, zeros and ones."""
-    coins = torch.Generator().manual_seed(count)
-    return [_like(x, count, coins) if own else x for x, own in zip(inputs, records, strict=True)]
+    """Return `count` synthetic records with the shapes and dtypes of `inputs`: normal numbers, or zeros and ones.
 
-
-def _like(x: Tensor, count: int, coins: torch.Generator) -> Tensor:
-    shape = (count, *x.shape[1:])
-    if x.is_floating_point() or x.is_complex():
-        return torch.randn(shape, generator=coins).to(x.device, x.dtype)
-    return torch.randint(2, shape, generator=coins).to(x.device, x.dtype)
+    Inputs that `records` does not mark are returned as they are.
+    """
+    generator = torch.Generator().manual_seed(count)
+    found: list[Any] = []
+    for x, own in zip(inputs, records, strict=True):
+        if own:
+            shape, real = (count, *x.shape[1:]), x.is_floating_point() or x.is_complex()
+            drawn = torch.randn(shape, generator=generator) if real else torch.randint(2, shape, generator=generator)
+            x = drawn.to(x.device, x.dtype)
+        found.append(x)
+    return found
 
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    """torch's generators as they were afterwards, and recurrent layers computed by plain operations."""
+    """Compute recurrent layers by plain operations, and restore torch's generators afterwards."""
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -125,7 +128,7 @@ def pinned() -> Iterator[None]:
 
 @contextmanager
 def replaced_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """While it lasts, these modules run by these functions; then by their own forward again."""
+    """Replace the forward of these modules by these functions while the context lasts."""
     before = [vars(module).get("forward") for module, _ in forwards]
     for module, forward in forwards:
         vars(module)["forward"] = forward
@@ -139,26 +142,26 @@ def replaced_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) 
 
 
 def torch_layer(module: nn.Module) -> bool:
-    """A layer of torch.nn exactly as torch wrote it: no hook, no parametrization, no function of the user's inside."""
+    """Return whether a module is a layer of torch.nn without hooks, parametrizations or functions of the user's."""
     return not isinstance(module, _CONTAINERS) and all(torch_written(part) for part in module.modules())
 
 
 def torch_written(module: nn.Module, libraries: tuple[str, ...] = ("torch.nn.modules.",)) -> bool:
-    """Whether the code that runs when this module is called is torch's alone, but for the modules inside it."""
+    """Return whether only code of these libraries runs in a call of the module, modules inside it not counted."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     plain = type(module).__module__.startswith(libraries) and "forward" not in vars(module)
-    return plain and not hooks and all(_torch_function(value) for value in vars(module).values() if callable(value))
+    return plain and not hooks and all(torch_function(value) for value in vars(module).values() if callable(value))
 
 
-def _torch_function(function: Any) -> bool:
-    """Whether a function is torch's or Python's own: what is written in C, or in a module of theirs."""
+def torch_function(function: Any) -> bool:
+    """Return whether a function is torch's or Python's own: written in C, or in a module of theirs."""
     if isinstance(function, torch._ops.OpOverload):
         return function.namespace in ("aten", "prims", "prim")
     return str(getattr(function, "__module__", None) or "torch").partition(".")[0] in _LIBRARIES
 
 
 def compile_graph(graph: fx.Graph, module: nn.Module) -> Callable[..., Any]:
-    """The function of a graph, `function(self, *inputs)`."""
+    """Compile a graph into a Python function, `function(self, *inputs)`."""
     graph.set_codegen(CodeGen())
     code = graph.python_code("self")
     space = dict(code.globals)
@@ -168,7 +171,7 @@ def compile_graph(graph: fx.Graph, module: nn.Module) -> Callable[..., Any]:
 
 
 def layer_call(node: fx.Node, names: Container[str]) -> tuple[str, str] | None:
-    """Call and name of the outermost of these modules whose call a node belongs to."""
+    """Return call and name of the outermost of these modules whose call a node belongs to."""
     for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
         name = str(path).removeprefix("module").removeprefix(".")
         if name in names:
@@ -176,8 +179,8 @@ def layer_call(node: fx.Node, names: Container[str]) -> tuple[str, str] | None:
     return None
 
 
-def _acts(node: fx.Node) -> bool:
-    """In-place operations and inputs stay; anything else that nobody reads goes."""
+def has_effect(node: fx.Node) -> bool:
+    """Return whether a node is needed though nobody reads its result: inputs, and operations in place."""
     if node.op in ("placeholder", "output", "call_module") or node.target is torch._C._set_grad_enabled:
         return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -186,19 +189,21 @@ def _acts(node: fx.Node) -> bool:
 
 
 def _may_write(node: fx.Node, module: nn.Module) -> bool:
-    """Whether a node may change a tensor that it is given: in place by its name, by `out`, or by a flag."""
+    """Return whether a node may change a tensor among its inputs: in place by its name, by `out`, or by a flag."""
     if node.op == "call_module":
         layer = module.get_submodule(str(node.target).partition(".")[2])
         return any(getattr(part, "inplace", False) for part in layer.modules())
     flagged = "out" in node.kwargs or any(value is True for value in (*node.args, *node.kwargs.values()))
-    return node.op in ("call_function", "call_method") and (flagged or _acts(node))
+    return node.op in ("call_function", "call_method") and (flagged or has_effect(node))
 
 
 def export_graph(
     module: nn.Module, tensors: Sequence[Tensor], records: Sequence[bool], layers: dict[str, nn.Module]
 ) -> fx.GraphModule:
-    """The graph of module(*tensors) for any number of records; calls of `layers` are single nodes."""
-    shapes = tuple(_dynamic(x, own) for x, own in zip(tensors, records, strict=True))
+    """Return torch.export's graph of module(*tensors) for any number of records; calls of `layers` are single nodes."""
+    dim = torch.export.Dim
+    free = [{} if x.is_floating_point() else dict.fromkeys(range(1, x.dim()), dim.AUTO) for x in tensors]
+    shapes = tuple({0: dim.DYNAMIC, **sizes} if own else None for sizes, own in zip(free, records, strict=True))
     with _quiet():
         program = torch.export.export(module, tuple(tensors), dynamic_shapes=shapes, strict=False)
         takes = inspect.signature(program.module).parameters  # torch 2.6 makes no guards, and has no such option
@@ -220,7 +225,7 @@ def export_graph(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.export warns of, and logs, what it cannot follow: the refusal says it."""
+    """Silence the warnings and logs of torch.export: the refusal says what it could not follow."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -232,7 +237,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _inline_no_grad(flattened: fx.GraphModule) -> None:
-    """Regions under torch.no_grad() stand in the graph itself, between two switches."""
+    """Move regions under torch.no_grad() into the graph itself, between two switches."""
     graph = flattened.graph
     for node in list(graph.nodes):
         if getattr(node.target, "__name__", "") != "wrap_with_set_grad_enabled":
@@ -253,16 +258,8 @@ def _inline_no_grad(flattened: fx.GraphModule) -> None:
         graph.erase_node(inner)
 
 
-def _dynamic(x: Tensor, own: bool) -> Any:
-    if not own:
-        return None
-    dim = torch.export.Dim
-    free = dict.fromkeys(range(1, x.dim()), dim.AUTO) if not x.is_floating_point() else {}
-    return {0: dim.DYNAMIC, **free}
-
-
 def _replace_by_call(graph: fx.Graph, name: str, nodes: list[fx.Node]) -> None:
-    """One call in place of the nodes, where they took and gave one tensor; sizes a layer reads off its input itself."""
+    """Replace the nodes of a layer by one call of it, where they have one input and one output tensor."""
     inside = set(nodes)
     for node in nodes:  # a cast that changes nothing gives its input: what else reads that input reads it there
         source = node.args[0] if node.args and str(node.target).startswith("aten.to.") else None

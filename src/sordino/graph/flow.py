@@ -1,6 +1,6 @@
-"""Whether a captured graph keeps the records of a batch apart: read off its operations, whatever the records hold.
+"""Proof that a captured graph keeps the records of a batch apart, read off its operations; called by `capture`.
 
-The graph runs on synthetic batches of two sizes, and every ATen operation is looked up in `operation_table`. Proved is
+The graph runs on synthetic batches of two sizes, and every ATen operation is looked up in `rules`. Proved is
 
     graph(batch)[j] = h(record j)      for every batch, every size of batch and every record
 
@@ -24,8 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from sordino.graph.captured import Captured, pinned, replaced_forwards, synthetic_batch
-from sordino.graph.operation_table import FIRST_ONLY, POSITIONS, RULES, SIZED, SIZES, UNIFORM
-from sordino.graph.rules import Call, MixesError, Rows, pointwise
+from sordino.graph.rules import FIRST_ONLY, POSITIONS, RULES, SIZED, SIZES, UNIFORM, Call, MixesError, Rows, pointwise
 
 BATCHES = (5, 7)  # records of the two synthetic batches
 
@@ -44,7 +43,7 @@ _SIZED = {
 
 
 class Reason(str):
-    """Why a record may reach another; `certain`: an operation does read along the records, whatever they hold."""
+    """Text that says why a record may influence another's output; `certain` if an operation does read along records."""
 
     certain: bool
 
@@ -56,31 +55,32 @@ class Reason(str):
 
 @dataclass
 class Layout:
-    """Where records lie (None: nowhere) in the tensor that each node gives, by its name, and in what layers are given.
+    """Where records lie in the result of each node, by its name, and in the inputs of `watched` layers (None: nowhere).
 
-    Layers inside a layer of torch.nn are called by torch's code, not by a node: so their forward is watched.
+    Layers inside a layer of torch.nn are called by torch's code, not by a node, so their forward is watched. For every
+    call of a watched layer, `layers` holds the place of the records in each input and the size of its first dimension.
     """
 
     watched: Collection[nn.Module] = ()
     nodes: dict[str, Rows | None] = field(default_factory=dict)
-    layers: dict[nn.Module, list[list[tuple[Rows | None, int]]]] = field(default_factory=dict)  # and the first size
+    layers: dict[nn.Module, list[list[tuple[Rows | None, int]]]] = field(default_factory=dict)
 
 
 def dependence(
     graph: Captured, inputs: Sequence[Any], records: Sequence[bool], layout: Layout | None = None
 ) -> Reason | None:
-    """Why an output for one record may depend on other records; None where it is proved that it does not.
+    """Return why an output for one record may depend on other records; None where it is proved that it does not.
 
     `inputs` are the flat arguments of the graph and `records` says which of them hold one slice per record. Every
-    tensor of the output must hold the records along its first dimension. `layout` is filled in, if one is given.
+    tensor of the output must hold the records along its first dimension. `layout` is filled in, if there is one.
     """
     runs = [synthetic_batch(inputs, records, count) for count in BATCHES]
+    layout = Layout() if layout is None else layout
     try:
         first = _Run(BATCHES[0], None)
-        _Reader(graph, first, records).run(runs[0])
-        second, watched = _Run(BATCHES[1], first.steps), [] if layout is None else list(layout.watched)
-        found = {} if layout is None else layout.layers
-        with replaced_forwards([(own, _noting(second, own.forward, found.setdefault(own, []))) for own in watched]):
+        _Reader(graph, first, records, Layout()).run(runs[0])
+        second = _Run(BATCHES[1], first.steps)
+        with replaced_forwards([(layer, second.watch(layer, layout)) for layer in layout.watched]):
             _Reader(graph, second, records, layout).run(runs[1])
     except MixesError as error:
         return Reason(str(error), error.certain)
@@ -90,20 +90,9 @@ def dependence(
     return None
 
 
-def _noting(run: _Run, plain: Any, found: list[list[tuple[Rows | None, int]]]) -> Any:
-    """A watched layer's forward, which notes what it is given."""
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
-        found.append([(run.rows(leaf), len(leaf) if leaf.dim() else 0) for leaf in given])
-        return plain(*args, **kwargs)
-
-    return forward
-
-
 @dataclass
 class _Step:
-    """What one operation did in the first run."""
+    """One operation of the first run: its name, its numbers, and the shapes of its outputs."""
 
     name: str
     numbers: list[Any]
@@ -121,11 +110,21 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here, and asking torch to skip it would import its compiler: two seconds."""
-        return False
+        return False  # nothing is compiled here, and True would import torch's compiler: two seconds
+
+    def watch(self, layer: nn.Module, layout: Layout) -> Any:
+        """Return the layer's forward, which also notes in `layout` where records lie in its inputs."""
+        plain, found = layer.forward, layout.layers.setdefault(layer, [])
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            inputs = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+            found.append([(self.rows(leaf), len(leaf) if leaf.dim() else 0) for leaf in inputs])
+            return plain(*args, **kwargs)
+
+        return forward
 
     def rows(self, tensor: Tensor) -> Rows | None:
-        """Where records lie; None for public tensors."""
+        """Return where records lie in a tensor; None for public tensors."""
         if id(tensor) in self.unknown:
             raise MixesError("a second output of an operation, of which the table says nothing")
         found = self.held.get(id(tensor))
@@ -141,31 +140,35 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return output
         arguments = _bound(func, args, kwargs or {})
         outputs = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
-        step = _Step(str(func), _numbers(name, arguments), [tuple(leaf.shape) for leaf in outputs])
+        sizes = SIZES if name in SIZED else frozenset()
+        leaves = tree_flatten([value for key, value in arguments.items() if key not in sizes])[0]
+        numbers = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+        step = _Step(str(func), numbers, [tuple(leaf.shape) for leaf in outputs])
         self.steps.append(step)
         if self.known is not None:
-            self._state(func, name, arguments, outputs, self._known_step(name, outputs, step, self.known))
-        elif _holds(self, arguments):
+            self._apply_rule(func, name, arguments, outputs, self._first_step(name, outputs, step, self.known))
+        elif self._holds(arguments):
             for leaf in outputs:
-                self.place(leaf, Rows(0))  # in the first run only whether, not where
+                self.place(leaf, Rows(0))  # the first run needs only whether there are records
         return output
 
-    def _known_step(self, name: str, outputs: list[Tensor], step: _Step, known: list[_Step]) -> _Step:
-        """The same operation in the first run."""
+    def _first_step(self, name: str, outputs: list[Tensor], step: _Step, known: list[_Step]) -> _Step:
+        """Return the same operation of the first run; refuse one that depends on the number of records."""
         at = len(self.steps) - 1
         before = known[at] if at < len(known) else None
         if before is None or before.name != step.name or len(before.shapes) != len(step.shapes):
             raise MixesError("operations that depend on how many records there are", certain=True)
-        if before.numbers != step.numbers and not (
-            name == "arange" and outputs[0].tolist() == list(range(self.records))
-        ):
+        counting = name == "arange" and outputs[0].tolist() == list(range(self.records))
+        if before.numbers != step.numbers and not counting:
             raise MixesError(f"{name} with a number that depends on how many records there are", certain=True)
         return before
 
-    def _state(self, func: Any, name: str, arguments: dict[str, Any], outputs: list[Tensor], before: _Step) -> None:
+    def _apply_rule(
+        self, func: Any, name: str, arguments: dict[str, Any], outputs: list[Tensor], before: _Step
+    ) -> None:
         in_place = name.endswith("_") and not name.endswith("__")
         base = name[:-1] if in_place else name
-        holds = _holds(self, arguments) and not base.startswith("new_")  # of which only the dtype is read
+        holds = self._holds(arguments) and not base.startswith("new_")  # of which only the dtype is read
         rows = self._rule(func, base, arguments, outputs) if holds else None
         if in_place:
             if base in _TURNED and rows is not None:
@@ -181,7 +184,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _rule(self, func: Any, base: str, arguments: dict[str, Any], outputs: list[Tensor]) -> Rows:
         rule = RULES.get(base)
-        if base not in POSITIONS and _holds(self, arguments, position=True):
+        if base not in POSITIONS and self._holds(arguments, position=True):
             raise MixesError(f"{base} of the places of records in the batch")
         if torch.Tag.pointwise in func.tags and rule is None:
             rule = pointwise
@@ -190,7 +193,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return rule(Call(base, arguments, self.rows, outputs[0], self.records))
 
     def _fitting(self, leaf: Tensor, before: tuple[int, ...], rows: Rows | None, base: str) -> Rows | None:
-        """The shape in both runs is what `rows` says; a new constant tensor may be as long as the batch."""
+        """Refuse an output whose shape is not what `rows` says; a new constant tensor may be as long as the batch."""
         differing = [d for d in range(leaf.dim()) if leaf.shape[d] != before[d]] if leaf.dim() == len(before) else None
         if rows is None and differing and base in UNIFORM and len(differing) == 1:
             rows = Rows(differing[0], 1, leaf.shape[differing[0]] // self.records)
@@ -202,53 +205,33 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise MixesError(f"{base}, whose shape is not a number of entries for each record")
         return rows
 
-
-def _holds(run: _Run, arguments: dict[str, Any], position: bool = False) -> bool:
-    """Whether some argument holds records, or their places in the batch."""
-    leaves = tree_flatten(list(arguments.values()))[0]
-    found = [run.rows(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
-    return any(rows is not None and (rows.position or not position) for rows in found)
+    def _holds(self, arguments: dict[str, Any], position: bool = False) -> bool:
+        """Return whether some argument holds records or, with `position`, their indices in the batch."""
+        leaves = tree_flatten(list(arguments.values()))[0]
+        found = [self.rows(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+        return any(rows is not None and (rows.position or not position) for rows in found)
 
 
 def _bound(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by the names of the schema, with its defaults."""
-    found: dict[str, Any] = {}
-    for place, argument in enumerate(func._schema.arguments):
-        if place < len(args):
-            found[argument.name] = args[place]
-        elif argument.name in kwargs:
-            found[argument.name] = kwargs[argument.name]
-        elif argument.has_default_value() and argument.default_value is not None:
-            found[argument.name] = argument.default_value
-    return found
-
-
-def _numbers(op: str, arguments: dict[str, Any]) -> list[Any]:
-    """All arguments that are neither tensors nor sizes."""
-    sizes = SIZES if op in SIZED else frozenset()
-    leaves = tree_flatten([value for name, value in arguments.items() if name not in sizes])[0]
-    return [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """A shape in which the entry at `dim` counts records."""
-
-    dim: int
+    """Return arguments by the names of the operation's schema, with its defaults."""
+    schema = func._schema.arguments
+    defaults = {a.name: a.default_value for a in schema if a.has_default_value() and a.default_value is not None}
+    found = {**defaults, **dict(zip((a.name for a in schema), args, strict=False)), **kwargs}
+    return {a.name: found[a.name] for a in schema if a.name in found}
 
 
 class _Reader(fx.Interpreter):
-    """Runs the nodes of a graph under a `_Run`, and follows the number of records through Python's integers."""
+    """Interpreter of a graph under a `_Run`, which follows the number of records through Python's integers."""
 
-    def __init__(self, graph: Captured, observer: _Run, records: Sequence[bool], layout: Layout | None = None) -> None:
+    def __init__(self, graph: Captured, observer: _Run, records: Sequence[bool], layout: Layout) -> None:
         super().__init__(graph.as_module(), garbage_collect_values=False)
         self.extra_traceback, self.layout = False, layout
         self.captured, self.observer, self.holding = graph, observer, list(records)
-        self.counts: dict[fx.Node, bool | _Sizes] = {}  # nodes that count records
+        self.counts: dict[fx.Node, int | None] = {}  # nodes that count records; of a shape, at which entry
         self.compared: set[fx.Node] = set()  # those of them that only compare the number with another
 
     def run(self, inputs: Sequence[Any]) -> None:  # type: ignore[override]
-        """Every node once; then every output tensor must hold the records along its first dimension."""
+        """Run every node once; then every output tensor must hold the records along its first dimension."""
         for tensor, holds in zip(inputs, self.holding, strict=True):
             if holds:
                 self.observer.place(tensor, Rows(0))
@@ -256,93 +239,75 @@ class _Reader(fx.Interpreter):
             outputs = super().run(*self.captured.fed(inputs))
         if self.observer.known is None:
             return
-        tensors = [leaf for leaf in tree_flatten(outputs)[0] if isinstance(leaf, Tensor)]
-        if any(self.observer.rows(leaf) not in (None, Rows(0)) for leaf in tensors):
+        places = [self.observer.rows(leaf) for leaf in tree_flatten(outputs)[0] if isinstance(leaf, Tensor)]
+        if any(rows not in (None, Rows(0)) for rows in places):
             raise MixesError("an output in which records do not lie along the first dimension")
-        if not any(self.observer.rows(leaf) == Rows(0) for leaf in tensors):
+        if Rows(0) not in places:
             raise MixesError("an output without a slice for each record")
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """A layer; the module itself, where it is one, past whatever stands before its forward."""
-        layer = self.fetch_attr(target)
+        layer = self.fetch_attr(target)  # "module" is the model itself: its forward alone, without its hooks
         return type(layer).forward(layer, *args, **kwargs) if target == "module" else layer(*args, **kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        if self.observer.known is not None:
-            self._follow(n, result)
-        if self.layout is not None and isinstance(result, Tensor) and id(result) not in self.observer.unknown:
+        if self.observer.known is not None and n.op not in ("placeholder", "get_attr"):
+            counted = [a for a in n.all_input_nodes if a in self.counts]
+            if n.op == "output" and counted:
+                raise MixesError("an output that tells how many records there are")
+            if counted:
+                self._follow_arithmetic(n, _name(n), counted, result)
+            elif n.op != "output" and not all(isinstance(leaf, Tensor) for leaf in tree_flatten(result)[0]):
+                self._follow_property(n, _name(n))
+        if isinstance(result, Tensor) and id(result) not in self.observer.unknown:
             self.layout.nodes[n.name] = self.observer.rows(result)
         return result
 
-    def _follow(self, n: fx.Node, result: Any) -> None:
-        """Whether this node's result counts records."""
-        counted = [a for a in n.all_input_nodes if a in self.counts]
-        if n.op in ("placeholder", "get_attr"):
-            return
-        if n.op == "output":
-            if counted:
-                raise MixesError("an output that tells how many records there are")
-            return
-        name = _name(n)
-        if counted:
-            self._computed(n, name, counted, result)
-        elif not all(isinstance(leaf, Tensor) for leaf in tree_flatten(result)[0]):
-            self._measured(n, name)
-
-    def _measured(self, n: fx.Node, name: str) -> None:
-        """A property of a tensor: its sizes count records; whatever else leaves torch's tensors is refused."""
-        given = [value for node in n.all_input_nodes for value in tree_flatten(self.env[node])[0]]
-        held = [value for value in given if isinstance(value, Tensor) and self.observer.rows(value) is not None]
+    def _follow_property(self, n: fx.Node, name: str) -> None:
+        """Note a size of a tensor that counts records; refuse whatever else leaves torch's tensors."""
+        values = [value for node in n.all_input_nodes for value in tree_flatten(self.env[node])[0]]
+        held = [value for value in values if isinstance(value, Tensor) and self.observer.rows(value) is not None]
         if not held or name in _PROPERTIES:
             return
         tensor, rows = held[0], self.observer.rows(held[0])
         assert rows is not None
         if name == "shape" or (name == "size" and len(n.args) == 1 and not n.kwargs):
-            self.counts[n] = _Sizes(rows.dim)
+            self.counts[n] = rows.dim
         elif name in ("size", "sym_size"):
             at = n.args[1] if len(n.args) > 1 else n.kwargs["dim"]
             assert isinstance(at, int)
             if at % tensor.dim() == rows.dim:
-                self.counts[n] = True
+                self.counts[n] = None
         elif name in ("numel", "nelement", "len", "__len__", "sym_numel"):
-            self.counts[n] = True
+            self.counts[n] = None
         else:
             raise MixesError(f"{name}, which takes records out of torch's tensors")
 
-    def _computed(self, n: fx.Node, name: str, counted: list[fx.Node], result: Any) -> None:
-        """Python's arithmetic with the number of records: affine, or a size of a tensor, or an entry of a shape.
+    def _follow_arithmetic(self, n: fx.Node, name: str, counted: list[fx.Node], result: Any) -> None:
+        """Allow arithmetic with the number of records that is affine, a size of a tensor, or an entry of a shape.
 
         Two sizes of batch may compare alike with a third, so a comparison may only be asserted.
         """
-        sizes = self.counts[counted[0]]
+        dim = self.counts[counted[0]]
         if any(node in self.compared for node in counted) and not name.startswith("_assert"):
             raise MixesError(f"{name} of a comparison with the number of records")
         if name == "eq" and not isinstance(result, Tensor):
-            self.counts[n] = True
+            self.counts[n] = None
             self.compared.add(n)
-            return
-        if n.target is operator.getitem and isinstance(sizes, _Sizes) and len(counted) == 1:
-            return self._entry(n, sizes)
-        if n.op == "call_function" and n.target in _AFFINE and not isinstance(result, Tensor):
+        elif n.target is operator.getitem and dim is not None and len(counted) == 1:
+            at, places = n.args[1], list(range(len(self.env[n.args[0]])))  # type: ignore[index]
+            if not isinstance(at, int | slice):
+                raise MixesError("an entry of a shape that is not named by a number")
+            if isinstance(at, slice) and dim in places[at]:
+                self.counts[n] = places[at].index(dim)
+            elif isinstance(at, int) and places[at] == dim:
+                self.counts[n] = None
+        elif n.op == "call_function" and n.target in _AFFINE and not isinstance(result, Tensor):
             if n.target is operator.mul and len(counted) > 1:
                 raise MixesError("the number of records multiplied with itself")
-            self.counts[n] = True
-            return
-        if n.op == "call_module" or name not in _SIZED:
+            self.counts[n] = None
+        elif n.op == "call_module" or name not in _SIZED:
             raise MixesError(f"{name} of the number of records")
-
-    def _entry(self, n: fx.Node, sizes: _Sizes) -> None:
-        at, shape = n.args[1], self.env[n.args[0]]  # type: ignore[index]
-        if isinstance(at, int):
-            if at % len(shape) == sizes.dim:
-                self.counts[n] = True
-        elif isinstance(at, slice):
-            places = list(range(len(shape)))[at]
-            if sizes.dim in places:
-                self.counts[n] = _Sizes(places.index(sizes.dim))
-        else:
-            raise MixesError("an entry of a shape that is not named by a number")
 
 
 def _name(n: fx.Node) -> str:

@@ -1,11 +1,14 @@
-"""Rules of ATen operations: where the records of a batch lie in the output, given where they lie in the inputs.
+"""Rules of ATen operations and their table: where records lie in an output, given where they lie in the inputs.
 
-A tensor of a batch has one dimension along which records lie. With o = outer, b records and i = inner entries for each,
+Read by `flow`. A tensor of a batch has one dimension along which records lie. With o = outer, b records and i = inner
+entries for each,
 
     size[dim] = o b i,   entry e of that dimension belongs to record (e // i) mod b
 
-so `view` may merge and split dimensions. A rule states the output's `Rows`, or raises `MixesError`: the operation reads
-along that dimension, so an output for one record depends on other records. Rules read shapes and dimensions, no values.
+so `view` may merge and split dimensions. A rule returns the output's `Rows`, or raises `MixesError`: the operation
+reads along that dimension, so an output for one record depends on other records. Rules read shapes and dimensions, no
+values. An operation whose inputs hold no records needs no rule; one outside the table may let records influence each
+other.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from torch import Tensor
 
 
 class MixesError(Exception):
-    """An operation through which records reach each other (`certain`), or may do so for all that the table knows."""
+    """An operation through which one record influences another's output; not `certain` where no rule excludes it."""
 
     def __init__(self, why: str, certain: bool = False) -> None:
         super().__init__(why)
@@ -29,9 +32,9 @@ class MixesError(Exception):
 
 @dataclass(frozen=True)
 class Rows:
-    """Records lie along `dim`, whose size is outer x records x inner.
+    """Place of the records in a tensor: along `dim`, whose size is outer x records x inner.
 
-    `position`: the entries are the places of the records in the batch (an arange), good for x[places] alone.
+    `position`: the entries are the indices of the records in the batch (an arange), allowed in x[indices] alone.
     """
 
     dim: int
@@ -40,7 +43,7 @@ class Rows:
     position: bool = False
 
     def size(self, records: int) -> int:
-        """Entries of the dimension for so many records."""
+        """Size of the dimension in a batch of this many records."""
         return self.outer * records * self.inner
 
 
@@ -55,21 +58,26 @@ class Call:
     records: int
 
     def of(self, name: str) -> Rows | None:
-        """Where records lie in a tensor argument; None for a public tensor, or none at all."""
+        """Return where records lie in an argument; None for a public tensor and for what is no tensor."""
         value = self.arguments.get(name)
         return self.rows(value) if isinstance(value, Tensor) else None
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str = "self") -> Tensor:
         found = self.arguments[name]
         assert isinstance(found, Tensor)
         return found
 
     def own(self, name: str = "self") -> Rows:
-        """Where records lie in an argument that must hold them, if any other does."""
+        """Return where records lie in an argument, and refuse a call whose records are in other arguments only."""
         found = self.of(name)
         if found is None:
             raise MixesError(f"{self.name} with records elsewhere than in its argument '{name}'")
         return found
+
+    def dims(self) -> set[int]:
+        """Return the dimensions that the operation names by `dim` or `dims`; the empty set where it names none."""
+        named, width = self.arguments.get("dim", self.arguments.get("dims")), self.tensor().dim()
+        return {_place(d, width) for d in ([named] if isinstance(named, int) else named or [])}
 
     def public(self, *names: str) -> None:
         """Refuse records in these arguments."""
@@ -81,10 +89,21 @@ class Call:
 
 
 Rule = Callable[[Call], Rows]
+_OTHER_DIMS = "of tensors in which records lie along different dimensions"
+_SUMS, _ACROSS = "that sums over records", "across the dimension of the records"
+
+
+def _place(dim: int, width: int) -> int:
+    return dim + width if dim < 0 else dim
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    nested = [_tensors(value) if isinstance(value, list | tuple) else [value] for value in values]
+    return [value for part in nested for value in part if isinstance(value, Tensor)]
 
 
 def pointwise(call: Call) -> Rows:
-    """Entry by entry, with broadcasting: all inputs must have the records in the same place of the output."""
+    """Rule of operations entry by entry, with broadcasting: all inputs must hold the records in the same place."""
     width = call.output.dim()
     found = {
         replace(rows, dim=rows.dim + width - value.dim())
@@ -92,19 +111,19 @@ def pointwise(call: Call) -> Rows:
         if (rows := call.rows(value)) is not None
     }
     if len(found) != 1:
-        raise call.mixes("of tensors in which records lie along different dimensions")
+        raise call.mixes(_OTHER_DIMS)
     return found.pop()
 
 
 def same(call: Call) -> Rows:
-    """The output is laid out as the first argument: copies, random numbers of the same shape."""
+    """Rule of copies of the first argument, and of random numbers in its shape."""
     return call.own(next(iter(call.arguments)))
 
 
 def view(call: Call) -> Rows:
-    """Row-major order stays, so record(e) = (e // stride) mod b keeps its stride in entries."""
+    """Rule of views: row-major order stays, so record(e) = (e // stride) mod b keeps its stride in entries."""
     rows, after = call.own(), call.output.shape
-    stride = rows.inner * prod(call.tensor("self").shape[rows.dim + 1 :])
+    stride = rows.inner * prod(call.tensor().shape[rows.dim + 1 :])
     for dim in range(len(after)):  # in which the record index lies whole
         rest = prod(after[dim + 1 :])
         if rest and after[dim] > 1 and stride % rest == 0 and after[dim] % (call.records * (stride // rest)) == 0:
@@ -113,65 +132,56 @@ def view(call: Call) -> Rows:
     raise call.mixes("that splits or moves the records of a batch", certain=False)
 
 
-def _place(dim: int, width: int) -> int:
-    return dim + width if dim < 0 else dim
-
-
 def permute(call: Call) -> Rows:
-    order = [_place(d, call.tensor("self").dim()) for d in call.arguments["dims"]]
+    order = [_place(d, call.tensor().dim()) for d in call.arguments["dims"]]
     return replace(call.own(), dim=order.index(call.own().dim))
 
 
 def transpose(call: Call) -> Rows:
-    rows, width = call.own(), call.tensor("self").dim()
-    first, second = (_place(call.arguments[name], width) for name in ("dim0", "dim1"))
+    """Rule of `transpose` of two dimensions, and of `t` of a matrix."""
+    rows, width = call.own(), call.tensor().dim()
+    if "dim0" not in call.arguments and width != 2:
+        return rows
+    first, second = (_place(call.arguments.get(name, d), width) for d, name in enumerate(("dim0", "dim1")))
     return replace(rows, dim={first: second, second: first}.get(rows.dim, rows.dim))
 
 
-def turn(call: Call) -> Rows:
-    """The transpose of a matrix."""
-    rows = call.own()
-    return replace(rows, dim=1 - rows.dim) if call.tensor("self").dim() == 2 else rows
-
-
 def unsqueeze(call: Call) -> Rows:
-    rows, at = call.own(), _place(call.arguments["dim"], call.tensor("self").dim() + 1)
+    rows, at = call.own(), _place(call.arguments["dim"], call.tensor().dim() + 1)
     return replace(rows, dim=rows.dim + (at <= rows.dim))
 
 
 def squeeze(call: Call) -> Rows:
-    """By name only: without a dimension, a batch of one record would lose its own."""
-    rows, given, shape = call.own(), call.arguments.get("dim"), call.tensor("self").shape
-    if given is None:
+    """Rule of `squeeze` of named dimensions: without a name, a batch of one record would lose its dimension."""
+    rows, shape, dims = call.own(), call.tensor().shape, call.dims()
+    if call.arguments.get("dim") is None:
         raise call.mixes("without a dimension, which changes a batch of one record", certain=False)
-    dims = {_place(d, len(shape)) for d in ([given] if isinstance(given, int) else given)}
     if rows.dim in dims:
         raise call.mixes("of the dimension along which records lie")
     return replace(rows, dim=rows.dim - sum(d < rows.dim and shape[d] == 1 for d in dims))
 
 
 def select(call: Call) -> Rows:
-    """One entry of a dimension, or all of them as a list (unbind): that dimension is gone."""
-    rows, at = call.own(), _place(call.arguments["dim"], call.tensor("self").dim())
+    """Rule of `select` and `unbind`, which remove the dimension that they index."""
+    rows, at = call.own(), _place(call.arguments["dim"], call.tensor().dim())
     if at == rows.dim:
         raise call.mixes("of single records of a batch")
     return replace(rows, dim=rows.dim - (at < rows.dim))
 
 
 def along(call: Call) -> Rows:
-    """Along one dimension, which stays: slices, softmax, cumulative sums, sorting, splitting."""
-    rows, given = call.own(), call.arguments.get("dim", call.arguments.get("dims"))
-    if given is None:
+    """Rule of operations along dimensions, which stay: slices, softmax, cumulative sums, sorting, splitting."""
+    rows, dims = call.own(), call.dims()
+    if not dims:
         raise call.mixes("over all entries of a batch")
-    dims = {_place(d, call.tensor("self").dim()) for d in ([given] if isinstance(given, int) else given)}
-    if rows.dim in dims or not dims:
+    if rows.dim in dims:
         raise call.mixes("along the dimension of the records")
     return rows
 
 
-def cut(call: Call) -> Rows:
-    """A slice; the whole of the records' dimension may be asked for."""
-    rows, tensor = call.own(), call.tensor("self")
+def slice_(call: Call) -> Rows:
+    """Rule of slices along another dimension than the records', or of all records."""
+    rows, tensor = call.own(), call.tensor()
     whole = call.output.shape[rows.dim] == tensor.shape[rows.dim] if call.output.dim() == tensor.dim() else False
     everything = call.arguments.get("start") in (None, 0) and call.arguments.get("step", 1) == 1 and whole
     end = call.arguments.get("end")
@@ -181,33 +191,36 @@ def cut(call: Call) -> Rows:
 
 
 def expand(call: Call) -> Rows:
-    """New leading dimensions, and dimensions of size one repeated."""
-    tensor, rows = call.tensor("self"), call.own()
-    return replace(rows, dim=rows.dim + call.output.dim() - tensor.dim())
+    """Rule of `expand`: new leading dimensions, and dimensions of size one repeated."""
+    rows = call.own()
+    return replace(rows, dim=rows.dim + call.output.dim() - call.tensor().dim())
 
 
 def repeat(call: Call) -> Rows:
-    tensor, rows, times = call.tensor("self"), call.own(), call.arguments["repeats"]
-    at = rows.dim + len(times) - tensor.dim()
+    rows, times = call.own(), call.arguments["repeats"]
+    at = rows.dim + len(times) - call.tensor().dim()
     if times[at] != 1:
         raise call.mixes("of the records of a batch")
     return replace(rows, dim=at)
 
 
 def reduction(call: Call) -> Rows:
-    """Over named dimensions; those before the records' are gone unless kept."""
-    rows, given = call.own(), call.arguments.get("dim", call.arguments.get("dims"))
-    if given is None or given == []:
+    """Rule of reductions over named dimensions, which are removed unless keepdim."""
+    rows, dims = call.own(), call.dims()
+    if not dims:
         raise call.mixes("over all entries of a batch")
-    dims = {_place(d, call.tensor("self").dim()) for d in ([given] if isinstance(given, int) else given)}
     if rows.dim in dims:
         raise call.mixes("over the records of a batch")
-    kept = call.arguments.get("keepdim", False)
-    return rows if kept else replace(rows, dim=rows.dim - sum(d < rows.dim for d in dims))
+    return (
+        rows if call.arguments.get("keepdim", False) else replace(rows, dim=rows.dim - sum(d < rows.dim for d in dims))
+    )
 
 
 def product(left: Rows | None, right: Rows | None, call: Call, batched: int = 0) -> Rows:
-    """[..., n, k] x [..., k, m]: records may lie along n or m, or along the same leading dimension of both."""
+    """Return where records lie in the product [..., n, k] x [..., k, m].
+
+    They may lie along n or m, or along the same leading dimension of both factors.
+    """
     if left is not None and right is not None:
         if left == right and left.dim < batched:
             return left
@@ -216,29 +229,24 @@ def product(left: Rows | None, right: Rows | None, call: Call, batched: int = 0)
         return left
     if right is not None and (right.dim < batched or right.dim == batched + 1):
         return right
-    raise call.mixes("that sums over records")
-
-
-def matrices(batched: int) -> Rule:
-    return lambda call: product(call.of("self"), call.of("mat2"), call, batched)
+    raise call.mixes(_SUMS)
 
 
 def added_matrices(call: Call) -> Rows:
-    """beta input + A B, with broadcasting of the input."""
+    """Rule of beta input + A B, with broadcasting of the input."""
     first, second, batched = ("mat1", "mat2", 0) if "mat1" in call.arguments else ("batch1", "batch2", 1)
     if call.of(first) is None and call.of(second) is None:
         raise call.mixes("of public matrices and records")
-    rows = product(call.of(first), call.of(second), call, batched)
-    added = call.of("self")
-    if added is not None and replace(added, dim=added.dim + call.output.dim() - call.tensor("self").dim()) != rows:
-        raise call.mixes("of tensors in which records lie along different dimensions")
+    rows, added = product(call.of(first), call.of(second), call, batched), call.of("self")
+    if added is not None and replace(added, dim=added.dim + call.output.dim() - call.tensor().dim()) != rows:
+        raise call.mixes(_OTHER_DIMS)
     return rows
 
 
 def of_input(
     name: str, why: str, fits: Callable[[Rows, Call], bool] = lambda rows, call: True, public: str = "weight bias"
 ) -> Rule:
-    """Records lie in the argument `name` alone, where `fits` allows, and stay there."""
+    """Return the rule of operations whose records lie in the argument `name` alone, where `fits` allows, and stay."""
 
     def rule(call: Call) -> Rows:
         call.public(*public.split())
@@ -250,39 +258,22 @@ def of_input(
     return rule
 
 
-_SUMS, _ACROSS = "that sums over records", "across the dimension of the records"
-vector = of_input("self", _SUMS, lambda rows, call: rows.dim == 0, "vec")
-linear = of_input("input", _SUMS, lambda rows, call: rows.dim != call.tensor("input").dim() - 1)
-convolution = of_input(
-    "input", _ACROSS, lambda rows, call: rows.dim == 0 and call.tensor("input").dim() == call.tensor("weight").dim()
-)
-layer_norm = of_input(
-    "input", _ACROSS, lambda rows, call: rows.dim < call.tensor("input").dim() - len(call.arguments["normalized_shape"])
-)
-group_norm = of_input("input", _ACROSS, lambda rows, call: rows.dim == 0)
-embedding = of_input("indices", "", public="weight")
-
-
 def trailing(count: int) -> Rule:
-    """The operation works on the last `count` dimensions, and on all others entry by entry."""
+    """Return the rule of operations on the last `count` dimensions, which treat all others entry by entry."""
 
     def rule(call: Call) -> Rows:
         name = next(iter(call.arguments))
         rows, width = call.own(name), call.tensor(name).dim()
         others = [value for value in _tensors(call.arguments.values()) if value is not call.tensor(name)]
         if rows.dim >= width - count or any(call.rows(value) is not None for value in others):
-            raise call.mixes("across the dimension of the records")
+            raise call.mixes(_ACROSS)
         return rows
 
     return rule
 
 
-def padding(call: Call) -> Rows:
-    return trailing(len(call.arguments["pad"]) // 2)(call)
-
-
 def batch_norm(call: Call) -> Rows:
-    """By fixed statistics entry by entry; by those of the batch only where every record has channels of its own."""
+    """Rule of batch norm: by fixed statistics, or by those of the batch where each record has its own channels."""
     rows = call.own("input")
     training = call.arguments.get("training", call.arguments.get("train", True))
     if training and (rows.dim != 1 or call.arguments.get("running_mean") is not None):
@@ -293,13 +284,12 @@ def batch_norm(call: Call) -> Rows:
 
 
 def together(*names: str) -> Rule:
-    """Records lie along the same dimension of all these arguments, and the operation along another one."""
+    """Return the rule of operations along one dimension of several arguments that all hold records along another."""
 
     def rule(call: Call) -> Rows:
         found = {call.of(name) for name in names if isinstance(call.arguments.get(name), Tensor)}
-        width = call.tensor(names[0]).dim()
         rows = next(iter(found)) if len(found) == 1 else None
-        if rows is None or rows.dim == _place(call.arguments.get("dim", -1), width):
+        if rows is None or rows.dim == _place(call.arguments.get("dim", -1), call.tensor(names[0]).dim()):
             raise call.mixes("between records, or between records and public entries")
         return rows
 
@@ -307,7 +297,7 @@ def together(*names: str) -> Rule:
 
 
 def attention(call: Call) -> Rows:
-    """softmax(q k^T) v of [records, heads, tokens, width]."""
+    """Rule of attention, softmax(q k^T) v of [records, heads, tokens, width]."""
     found = {call.of(name) for name in ("query", "key", "value")}
     rows = found.pop() if len(found) == 1 else None
     if rows is None or rows.dim > 1:
@@ -319,9 +309,9 @@ def attention(call: Call) -> Rows:
 
 
 def index(call: Call) -> Rows:
-    """table[i] with a public table and records' indices, or x[:, i] with records' entries and public indices."""
-    tensor, given = call.tensor("self"), call.arguments["indices"]
-    there = [(at, value) for at, value in enumerate(given) if value is not None]
+    """Rule of table[i] with a public table and records' indices, and of x[:, i] with public indices."""
+    tensor, indices = call.tensor(), call.arguments["indices"]
+    there = [(at, value) for at, value in enumerate(indices) if value is not None]
     places = [at for at, _ in there]
     kinds = {value.dtype for _, value in there}
     if kinds & {torch.bool, torch.uint8} or places != list(range(places[0], places[0] + len(places))):
@@ -336,13 +326,13 @@ def index(call: Call) -> Rows:
     by_position = {at for at, found in own if found.position}
     if len(chosen) == 1 and by_position == (set() if rows is None else {rows.dim}) and rows in (None, Rows(places[0])):
         return chosen.pop()
-    if rows is not None and not own and rows.dim not in places and tensor.dim() >= len(given):
+    if rows is not None and not own and rows.dim not in places and tensor.dim() >= len(indices):
         return rows if rows.dim < places[0] else replace(rows, dim=rows.dim - len(places) + len(shape))
     raise call.mixes("of records by other records")
 
 
 def index_select(call: Call) -> Rows:
-    at = _place(call.arguments["dim"], call.tensor("self").dim())
+    at = _place(call.arguments["dim"], call.tensor().dim())
     rows, chosen = call.of("self"), call.of("index")
     if rows is None and chosen is not None:
         return replace(chosen, dim=at)
@@ -352,12 +342,12 @@ def index_select(call: Call) -> Rows:
 
 
 def cat(call: Call) -> Rows:
-    """Joined along another dimension than the records'; the same for `stack`, which makes a new one."""
+    """Rule of `cat` along another dimension than the records', and of `stack` along a new one."""
     tensors = [value for value in call.arguments["tensors"] if value.dim() > 1 or value.numel()]
     found = {call.rows(value) for value in tensors}
     rows = found.pop() if len(found) == 1 else None
     if rows is None:
-        raise call.mixes("of tensors in which records lie along different dimensions")
+        raise call.mixes(_OTHER_DIMS)
     at = _place(call.arguments.get("dim", 0), call.output.dim())
     if call.name.startswith("stack"):
         return replace(rows, dim=rows.dim + (at <= rows.dim))
@@ -366,29 +356,104 @@ def cat(call: Call) -> Rows:
     return rows
 
 
-def summed_loss(call: Call) -> Rows:
-    """A loss with reduction='none' is entry by entry."""
+def unreduced_loss(call: Call) -> Rows:
+    """Rule of losses with reduction='none': entry by entry, or -log p of a class of [records, classes, ...]."""
     if call.arguments.get("reduction", 1) != 0:
         raise call.mixes("with a mean or a sum over the batch (reduction='none' keeps a term for each record)")
-    return pointwise(call)
-
-
-def likelihood(call: Call) -> Rows:
-    """-log p of a class: of [records, classes, ...] and [records, ...]."""
-    if call.arguments["reduction"] != 0:
-        raise call.mixes("with a mean or a sum over the batch (reduction='none' keeps a term for each record)")
+    if not call.name.startswith("nll"):
+        return pointwise(call)
     call.public("weight")
-    rows, chosen = call.own(), call.of("target")
-    if rows != chosen or rows.dim != 0:
+    rows = call.own()
+    if rows != call.of("target") or rows.dim != 0:
         raise call.mixes("of records with the targets of others")
     return rows
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += _tensors(value)
-    return found
+def _batched_images(rows: Rows, call: Call) -> bool:
+    return rows.dim == 0 and call.tensor("input").dim() == call.tensor("weight").dim()
+
+
+def _before_normalized(rows: Rows, call: Call) -> bool:
+    return rows.dim < call.tensor("input").dim() - len(call.arguments["normalized_shape"])
+
+
+_TABLE: tuple[tuple[Rule, str], ...] = (
+    (same, "clone alias detach _to_copy contiguous empty_like zeros_like ones_like full_like rand_like randn_like"),
+    (same, "randint_like bernoulli normal uniform exponential native_dropout lift_fresh lift _conj resolve_conj zero"),
+    (same, "fill random log_normal cauchy geometric"),
+    (view, "view _unsafe_view reshape _reshape_alias"),
+    (permute, "permute"),
+    (transpose, "transpose t"),
+    (unsqueeze, "unsqueeze"),
+    (squeeze, "squeeze"),
+    (select, "select unbind"),
+    (slice_, "slice"),
+    (
+        along,
+        "_softmax _log_softmax _safe_softmax softmax log_softmax cumsum cumprod logcumsumexp sort flip roll cummax",
+    ),
+    (along, "cummin topk split unsafe_split split_with_sizes unsafe_split_with_sizes glu argsort"),
+    (expand, "expand"),
+    (repeat, "repeat"),
+    (
+        reduction,
+        "sum mean amax amin max min argmax argmin var std var_mean std_mean logsumexp any all prod norm median",
+    ),
+    (reduction, "linalg_vector_norm nanmedian mode nansum nanmean count_nonzero aminmax kthvalue"),
+    (lambda call: product(call.of("self"), call.of("mat2"), call, 0), "mm"),
+    (lambda call: product(call.of("self"), call.of("mat2"), call, 1), "bmm"),
+    (added_matrices, "addmm baddbmm"),
+    (of_input("self", _SUMS, lambda rows, call: rows.dim == 0, "vec"), "mv"),
+    (of_input("input", _SUMS, lambda rows, call: rows.dim != call.tensor("input").dim() - 1), "linear"),
+    (of_input("input", _ACROSS, _batched_images), "convolution conv1d conv2d conv3d"),
+    (trailing(1), "max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d upsample_nearest1d"),
+    (trailing(1), "upsample_linear1d max_pool1d_with_indices reflection_pad1d replication_pad1d"),
+    (trailing(2), "max_pool2d avg_pool2d max_pool2d_with_indices _adaptive_avg_pool2d adaptive_avg_pool2d tril triu"),
+    (trailing(2), "adaptive_max_pool2d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d reflection_pad2d"),
+    (trailing(2), "replication_pad2d _upsample_bilinear2d_aa"),
+    (trailing(3), "max_pool3d avg_pool3d max_pool3d_with_indices _adaptive_avg_pool3d adaptive_max_pool3d im2col"),
+    (trailing(3), "upsample_nearest3d upsample_trilinear3d replication_pad3d pixel_shuffle pixel_unshuffle"),
+    (trailing(3), "channel_shuffle native_channel_shuffle"),
+    (lambda call: trailing(len(call.arguments["pad"]) // 2)(call), "constant_pad_nd"),
+    (of_input("input", _ACROSS, _before_normalized), "native_layer_norm layer_norm _fused_rms_norm rms_norm"),
+    (of_input("input", _ACROSS, lambda rows, call: rows.dim == 0), "native_group_norm group_norm"),
+    (batch_norm, "native_batch_norm _native_batch_norm_legit batch_norm _native_batch_norm_legit_no_training"),
+    (of_input("indices", "", public="weight"), "embedding"),
+    (together("self", "index"), "gather"),
+    (together("self", "index", "src"), "scatter scatter_add scatter_reduce"),
+    (attention, "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention"),
+    (attention, "_scaled_dot_product_flash_attention scaled_dot_product_attention"),
+    (index, "index _unsafe_index"),
+    (index_select, "index_select"),
+    (cat, "cat stack"),
+    (unreduced_loss, "mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss nll_loss_forward"),
+    (unreduced_loss, "binary_cross_entropy_with_logits nll_loss2d_forward"),
+    (pointwise, "masked_fill copy where clamp dropout"),
+)
+
+
+def _words(*lines: str) -> frozenset[str]:
+    return frozenset(name for line in lines for name in line.split())
+
+
+RULES: dict[str, Rule] = {name: rule for rule, names in _TABLE for name in names.split()}
+
+# Operations of which only the first output has a rule; a graph that reads another output is refused.
+FIRST_ONLY = _words(
+    "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit nll_loss_forward _fused_rms_norm",
+    "_native_batch_norm_legit_no_training _scaled_dot_product_flash_attention_for_cpu nll_loss2d_forward",
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention",
+)
+# Public tensors whose size may be the number of records: every entry is the same constant, or a fresh random number.
+UNIFORM = _words(
+    "zeros ones full empty rand randn new_zeros new_ones new_full new_empty expand repeat empty_strided",
+    "new_empty_strided",
+)
+# Operations that are allowed on the indices of records in a batch (an arange).
+POSITIONS = _words(
+    "view _unsafe_view unsqueeze expand index _unsafe_index clone alias detach _to_copy slice permute transpose",
+    "lift_fresh reshape squeeze",
+)
+# Arguments that are sizes, and the operations in which such an argument may be the number of records.
+SIZES = frozenset({"size", "shape", "N", "repeats", "stride"})
+SIZED = UNIFORM | {"view", "_unsafe_view", "reshape", "_reshape_alias", "native_group_norm"}

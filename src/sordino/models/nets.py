@@ -1,7 +1,13 @@
-"""Architectures: model specifications in a plan's file, and how a module is built from one. Called by `config`.
-`InMemoryModel` is the identity of a module and data that a script passed in memory, as a run folder stores it.
+"""Model architectures: the papers' nets as frozen values, registered functions, and modules that a script passes.
 
-A registered module in a file: model = { kind = "own", name = "my_net", options = { width = 32 } }.
+    ARCHITECTURES["dp_mnist_cnn"]().build((1, 28, 28), 10)       [b, 1, 28, 28] -> [b, 10]
+    build_seeded(SmallCnn(groups=8), (3, 32, 32), 10, seed=7)
+
+`config` and `training` call this module. A registered function in a file: model = { kind = "own", name = "my_net",
+options = { width = 32 } }. No net here couples records or has hidden state (no batch norm, no dropout, no in-place
+step), so a record's gradient is a function of that record alone, which a per-record clip needs. All of them run under
+`torch.func.functional_call`, and all but `CharLstm` under `torch.func.vmap` over stacked parameters.
+Counts in the docstrings are trainable parameters, weights and biases.
 """
 
 from __future__ import annotations
@@ -21,8 +27,8 @@ from torch import Tensor, nn
 
 from sordino import codec
 from sordino.codec import Foreign, Part, package_of
-from sordino.data.metrics import FunctionMetric as GivenMetric
-from sordino.data.named_fields import NamedFieldsModel, unwrapped_model
+from sordino.data.clients import NamedFieldsModel, unwrapped_model
+from sordino.data.metrics import FunctionMetric
 from sordino.errors import ConfigError, UserError, brief_repr
 from sordino.layout import Layout
 from sordino.parts.losses import Loss
@@ -39,16 +45,15 @@ class Architecture(Part):
 
     @abstractmethod
     def build(self, shape: Shape, outputs: int) -> nn.Module:
-        """A module for records of this shape."""
+        """Return a module for records of this shape."""
 
 
 def build_seeded(spec: Architecture, shape: Shape, outputs: int, seed: int) -> nn.Module:
-    """`spec.build` with weights that depend on `seed` alone; the global torch generator is left as it was.
+    """Return `spec.build` with weights that depend on `seed` alone; the global torch generator does not change.
 
-    Initial weights are public, so a plain torch generator serves; it reads the low 32 bits of `seed`.
+    Initial weights are public, so a plain torch generator suffices; it reads the low 32 bits of `seed`.
     """
-    if spec.weighed:
-        # Refuse a net of too many parameters, counted on the meta device, which allocates nothing
+    if spec.weighed:  # count the parameters on the meta device, which allocates nothing
         name = type(spec).__name__
         try:
             with torch.device("meta"):
@@ -68,7 +73,7 @@ _POSITIONAL = 2  # arguments that Sordino passes
 
 @dataclass(frozen=True)
 class RegisteredModel(Architecture, kind="own"):
-    """A module made by the function registered as `sordino.add_model(name)`; `options` are its further arguments."""
+    """A module built by the function registered as `sordino.add_model(name)`; `options` are its further arguments."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -83,18 +88,17 @@ class RegisteredModel(Architecture, kind="own"):
         )
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
-        function, options = codec.find_function("model", self.name), self._arguments()
         try:
-            made = function(tuple(shape), outputs, **options)
+            module = codec.find_function("model", self.name)(tuple(shape), outputs, **self._arguments())
         except UserError:
             raise
         except Exception as error:  # whatever the user's function raises
             what = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:200]}"
             found = f"model {self.name!r}, which fails for records {list(shape)} and {outputs} outputs ({what})"
             raise ConfigError(found, "a function of (shape, outputs) that returns a torch.nn.Module") from None
-        if not isinstance(made, nn.Module):
-            raise ConfigError(f"model {self.name!r}, which returns a {type(made).__name__}", "a torch.nn.Module")
-        return made
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"model {self.name!r}, which returns a {type(module).__name__}", "a torch.nn.Module")
+        return module
 
     def rests_on(self) -> tuple[Foreign, ...]:
         return (codec.function_origin("model", self.name),)
@@ -127,29 +131,34 @@ class InMemoryModel(Architecture, kind="in_memory"):
 
     @classmethod
     def of(cls, task: Task) -> InMemoryModel:
-        """The identity of a task's model, loss and metrics."""
+        """Return the identity of a task's model, loss and metrics."""
         model = unwrapped_model(task.model)
-        loss = "" if has_written_form(task.losses) else _called(task.loss)
-        own = {Foreign(*package_of(m.__module__), "Module", m.__name__) for m in _classes(model)}
+        name = str(getattr(task.loss, "__qualname__", type(task.loss).__name__))
+        loss = "" if has_written_form(task.losses) else name
+        classes: dict[str, type[nn.Module]] = {}  # the outermost class of each package
+        for part in model.modules():
+            classes.setdefault(type(part).__module__.partition(".")[0], type(part))
+        own = {Foreign(*package_of(m.__module__), "Module", m.__name__) for m in classes.values()}
         home = str(getattr(task.loss, "__module__", type(task.loss).__module__) or "builtins")
         own |= {Foreign(*package_of(home), "Loss", loss)} if loss else set()
         foreign = tuple(sorted(part for part in own if part.package not in _KNOWN))
-        shapes = _shapes(task)
-        metrics = tuple(one.name for one in task.metrics if isinstance(one, GivenMetric))
+        records, public = task.clients.records, task.model.public if isinstance(task.model, NamedFieldsModel) else None
+        shapes = (tuple(records.x.shape[1:]), tuple(records.y.shape[1:])) if public is None else (public, ())
+        metrics = tuple(one.name for one in task.metrics if isinstance(one, FunctionMetric))
         return cls(type(model).__name__, layout_sha256(task.layout), *shapes, loss, metrics, foreign)
 
     def differs(self, other: InMemoryModel) -> list[str]:
-        """What differs in another task, in words."""
+        """Return in words what differs from the identity of another task."""
         words = {"name": "the module's class", "layout": "the module's parameters", "inputs": "the records' shape"}
         words |= {"targets": "the targets' shape", "loss": "the loss", "metrics": "the metrics"}
         words |= {"packages": "the packages that they come from, or their versions"}
-        return [said for field, said in words.items() if getattr(self, field) != getattr(other, field)]
+        return [word for name, word in words.items() if getattr(self, name) != getattr(other, name)]
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
         raise self.missing()
 
     def missing(self) -> ConfigError:
-        """The error of a run folder whose module only the script has."""
+        """Return the error for a run folder whose module only the script has."""
         found = f"a run whose data and module ({self.name}) were given in Python"
         fix = 'in that script: so.train(plan, task, out="...", resume=True), and .audit() of what it returns'
         return ConfigError(found, "the script that has them", fix)
@@ -159,39 +168,19 @@ class InMemoryModel(Architecture, kind="in_memory"):
 
     @property
     def certificate_entry(self) -> dict[str, Any]:
-        """Its entry on a certificate."""
+        """Entry of this model on a certificate."""
         return {"model": self.name, "layout_sha256": self.layout, "inputs": list(self.inputs), "loss": self.loss}
 
 
-def _shapes(task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of a record and its target; of sequences only the length that the caller gave."""
-    records, public = task.clients.records, task.model.public if isinstance(task.model, NamedFieldsModel) else None
-    if public is not None:
-        return public, ()
-    return tuple(records.x.shape[1:]), tuple(records.y.shape[1:])
-
-
 def layout_sha256(layout: Layout) -> str:
-    """sha256 of names and shapes of all parameters, in order, and which of them are trained."""
+    """Return the SHA-256 of names and shapes of all parameters, in order, and which of them are trained."""
     slots = [[slot.name, list(slot.shape), slot.trainable] for slot in layout.slots]
     return hashlib.sha256(json.dumps(slots).encode()).hexdigest()
 
 
 def has_written_form(loss: Loss) -> bool:
-    """Whether a loss has a written form."""
+    """Return whether a configuration file can name this loss."""
     return bool(loss.kind) and Loss.members.get(loss.kind) is type(loss)
-
-
-def _classes(model: nn.Module) -> list[type[nn.Module]]:
-    """Classes of a module and its submodules, the outermost of each package."""
-    first: dict[str, type[nn.Module]] = {}
-    for part in model.modules():
-        first.setdefault(type(part).__module__.partition(".")[0], type(part))
-    return list(first.values())
-
-
-def _called(function: Any) -> str:
-    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 WIDEST, DEEPEST = 10**6, 1000  # of one layer, and how many
@@ -211,11 +200,11 @@ class Logistic(Architecture, kind="logistic"):
     zero: bool = True
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
-        net = _named([("flatten", nn.Flatten()), *_dense(_flat(self, shape, outputs), (), outputs)])
-        if self.zero:
-            for parameter in net.parameters():
-                nn.init.zeros_(parameter)
-        return net
+        _check(self, shape, outputs)
+        linear = nn.Linear(math.prod(shape), outputs)
+        for parameter in linear.parameters() if self.zero else ():
+            nn.init.zeros_(parameter)
+        return nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc1=linear))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +222,8 @@ class Mlp(Architecture, kind="mlp"):
         _positive(self, hidden=self.hidden)
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
-        return _named([("flatten", nn.Flatten()), *_dense(_flat(self, shape, outputs), self.hidden, outputs)])
+        _check(self, shape, outputs)
+        return _named([("flatten", nn.Flatten()), *_dense(math.prod(shape), self.hidden, outputs)])
 
 
 # ---- convolutional nets ---------------------------------------------------------------------------------------------
@@ -315,7 +305,8 @@ class DpMnistCnn(Architecture, kind="dp_mnist_cnn"):
         layers: Layers = [("conv1", nn.Conv2d(channels, 16, 8, stride=2, padding=3)), ("conv_relu1", nn.ReLU())]
         layers += [("pool1", nn.MaxPool2d(2, stride=1)), ("conv2", nn.Conv2d(16, 32, 4, stride=2))]
         layers += [("conv_relu2", nn.ReLU()), ("pool2", nn.MaxPool2d(2, stride=1)), ("flatten", nn.Flatten())]
-        return _named(layers + _dense(32 * _tutorial_side(height) * _tutorial_side(width), (32,), outputs))
+        sides = [((side + 2 * 3 - 8) // 2 - 4) // 2 for side in (height, width)]  # 28 -> 14 -> 13 -> 5 -> 4
+        return _named(layers + _dense(32 * math.prod(sides), (32,), outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,38 +428,23 @@ def _conv_net(
     return _named([*layers, ("flatten", nn.Flatten()), *_dense(inputs, hidden, outputs)])
 
 
-def _tutorial_side(side: int) -> int:
-    """Height or width after the two convolutions and pools of `DpMnistCnn`: 28 -> 14 -> 13 -> 5 -> 4."""
-    pooled = (side + 2 * 3 - 8) // 2
-    return (pooled - 4) // 2
-
-
 # ---- what a spec refuses --------------------------------------------------------------------------------------------
-
-
-def _name(spec: object) -> str:
-    return type(spec).__name__
 
 
 def _check(spec: Architecture, shape: Shape, outputs: int) -> None:
     if not shape or min(shape) < 1:
-        found = f"records of shape {list(shape)} for {_name(spec)}"
+        found = f"records of shape {list(shape)} for {type(spec).__name__}"
         needed = "at least one axis, every axis of at least 1"
         raise ConfigError(found, needed, "give each record one axis or more, such as [784] or [1, 28, 28]")
     if outputs < 1:
-        found = f"outputs = {outputs} for {_name(spec)}"
+        found = f"outputs = {outputs} for {type(spec).__name__}"
         raise ConfigError(found, "at least 1 output", "give the number of classes, or 1 for regression")
-
-
-def _flat(spec: Architecture, shape: Shape, outputs: int) -> int:
-    _check(spec, shape, outputs)
-    return math.prod(shape)
 
 
 def _image(spec: Architecture, shape: Shape, outputs: int, least: int) -> tuple[int, int, int]:
     _check(spec, shape, outputs)
     if len(shape) != 3 or min(shape[1:]) < least:
-        found = f"records of shape {list(shape)} for {_name(spec)}"
+        found = f"records of shape {list(shape)} for {type(spec).__name__}"
         fix = "reshape the records, such as [1, 28, 28], or choose logistic or mlp, which take any shape"
         raise ConfigError(found, f"images [channels, height, width] of at least {least}x{least} pixels", fix)
     return shape[0], shape[1], shape[2]
@@ -478,13 +454,13 @@ def _positive(spec: object, **options: tuple[int, ...]) -> None:
     for option, values in options.items():
         most = DEEPEST if option == "layers" else WIDEST
         if any(not 1 <= value <= most for value in values) or len(values) > DEEPEST:
-            found = f"{option} = {', '.join(map(brief_repr, values))} for {_name(spec)}"
+            found = f"{option} = {', '.join(map(brief_repr, values))} for {type(spec).__name__}"
             needed = f"whole numbers of at least 1 and at most {most:,}, no more than {DEEPEST} of them"
             raise ConfigError(found, needed, f"raise or lower {option}, or leave it out for the default")
 
 
 def _divides(spec: object, groups: int, channels: tuple[int, ...]) -> None:
     if groups < 0 or (groups and any(count % groups for count in channels)):
-        found = f"groups = {groups} for {_name(spec)} with {', '.join(map(str, channels))} channels"
+        found = f"groups = {groups} for {type(spec).__name__} with {', '.join(map(str, channels))} channels"
         needed = "a number of groups that divides every number of channels"
         raise ConfigError(found, needed, f"write groups = {math.gcd(*channels)} or a divisor of it")

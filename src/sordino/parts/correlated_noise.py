@@ -1,7 +1,8 @@
-"""Correlated noise (matrix mechanisms): a release whose later rounds take back a part of earlier rounds' noise.
+"""Correlated noise (matrix mechanisms): a release whose later rounds cancel a part of the noise of earlier rounds.
 
-The run releases X + C^-1 Z, which is post-processing of C X + Z: one Gaussian mechanism for all its rounds together,
-with  mu = sensitivity / noise multiplier,  the sensitivity over all patterns of rounds in which a client may be.
+The loop calls it like any release. The run releases X + C^-1 Z, which is post-processing of C X + Z: one Gaussian
+mechanism for all rounds together, with  mu = sensitivity / noise multiplier,  the sensitivity over all patterns of
+rounds in which a client may take part.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
 class CorrelatedNoise(Release, kind="correlated_noise"):
     """The trusted server adds row t of C^-1 Z to the sum of round t, Z of the mechanism's deviation (DP-FTRL, BandMF).
 
-    Guarantee: mu-GDP for the whole run, mu = sensitivity(C) / noise multiplier, where a sampler keeps a client's
-    rounds apart; amplified round by round where the groups of `turns` are sampled and the bands fit between them.
-    For release the memory of noise is float64, so that rounding it moves mu by less than sqrt(d T) 2^-50 sum |c_j|
-    (docs/privacy.md#from-sampler-to-grid); simulations keep float32, half the memory.
+    Guarantee: mu-GDP for the whole run, mu = sensitivity(C) / noise multiplier, where a sampler guarantees a minimum
+    separation; amplified round by round where groups are sampled in turn and there are no more bands than groups.
+    For release the memory of noise is float64, so that rounding it changes mu by less than sqrt(d T) 2^-50 sum |c_j|
+    (docs/privacy.md#from-sampler-to-grid); simulations use float32, half the memory.
     """
 
     mechanism: Gaussian
@@ -50,7 +51,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
     def check_sampler(self, clients: Sampler) -> None:
         if clients.min_separation is None:
             found = f"correlated noise and sampler {clients.kind!r}, under which a client may come in any two rounds"
-            fix = "roundrobin, separated or turns; with poisson or fixed use central_noise"
+            fix = "roundrobin, min_separation or cyclic_poisson; with poisson or fixed use central_noise"
             raise PlanError("correlated noise", found, "a sampler that keeps a client's rounds apart", fix)
         if clients.amplifies and (self.strategy.bands is None or self.strategy.bands > clients.min_separation):
             found = f"{self.strategy.bands or 'all'} bands and turns of {clients.min_separation} rounds"
@@ -79,11 +80,11 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         rng = coins("server noise")
         if is_secure(rng):
             memory = {name: held.double() if held.is_floating_point() else held for name, held in memory.items()}
-        noise, kept = self.strategy.step(lambda: torch.from_numpy(self.mechanism.sample(total.numel(), rng)), memory)
-        return total + noise.view_as(total), kept
+        noise, memory = self.strategy.step(lambda: torch.from_numpy(self.mechanism.sample(total.numel(), rng)), memory)
+        return total + noise.view_as(total), dict(memory)
 
     def event(self) -> Event:
-        """One round of one client alone: its column of C."""
+        """Return the event of one round of one client: the noise multiplier over the largest column norm of C."""
         return GaussianNoise(self.mechanism.noise_multiplier / self.strategy.max_column_norm)
 
     def run_events(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
@@ -93,10 +94,10 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         return ((GaussianNoise(self.mechanism.noise_multiplier / sensitivity), 1),)
 
     def repeated_event(self, allowed: Patterns) -> Event:
-        """Round t again, with fresh z: given earlier releases, one more row (C X)_t + z.
+        """Return the event of round t run again with fresh z: given earlier releases, one more row (C X)_t + z.
 
-        A client moves that row by at most max_pattern sum_s |C_ts|: one entry of C where the bands fit between its
-        rounds, so at most the longest column; else at most what it moves all rows together.
+        A client changes that row by at most max_pattern sum_s |C_ts|: one entry of C where its rounds are at least
+        `bands` apart, so at most the largest column norm; else at most the sensitivity of all rows together.
         """
         bands = self.strategy.bands
         if bands is not None and bands <= allowed.min_separation:
@@ -119,7 +120,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         return self.strategy.noise_matrix(rounds)
 
     def independent(self, clients: Sampler, allowed: Patterns) -> CentralNoise:
-        """Noise of every round's own that costs the same under the same sampler."""
+        """Return independent noise in every round that costs the same under the same sampler."""
         moved, alone = self.strategy.max_column_norm, 1.0
         if not clients.amplifies:
             moved, alone = self.strategy.sensitivity(allowed), Identity().sensitivity(allowed)
@@ -127,9 +128,9 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
 
 
 def noise_of_models(release: Release, work: Floats) -> float | None:
-    """Root mean square, over rounds, of the noise in one coordinate of A (sums); None if clients noise.
+    """Return the root mean square, over rounds, of the noise in one coordinate of the models; None for client noise.
 
-    `work` is A, as `ServerOptimizer.workload` gives it: for steps of one size the noise of sums of rounds.
+    `work` is the workload A of `ServerOptimizer.workload`; models are A times the rounds' sums.
     """
     if not isinstance(release, CorrelatedNoise | CentralNoise):
         return None

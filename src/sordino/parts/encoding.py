@@ -1,4 +1,8 @@
-"""Encoding steps between local training and noise: the clip, and the base of all steps. Engines call `encode`."""
+"""Encoding steps of a message before the noise (`Step`, `Clip`), and post-processing of the noised mean.
+
+Engines call `encode` on clients; the loop calls `decode` and `apply` on the server. Post-processing costs no privacy;
+denoisers know the noise level exactly, because the plan sets it.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +19,27 @@ from sordino import codec
 from sordino.accounting.bounds import Bound, Norm
 from sordino.codec import Part
 from sordino.codec.boundary import of_type, returns, tensor
-from sordino.errors import PlanError, brief_repr
+from sordino.errors import brief_repr
 from sordino.layout import Layout
 from sordino.parts.clipping import SLACK, factors, row_norms, scaled
-from sordino.parts.schedules import Schedule, at, natural, positive
+from sordino.parts.schedules import Schedule, at, natural, positive, require
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class Public:
-    """What everybody may know in round t: nothing here depends on unreleased data."""
+    """Public values of round t: nothing here depends on unreleased data."""
 
     t: int
     clip_norm: float = math.inf
     size: int = 0  # d, the length of a message before any step
     mask: Tensor | None = None  # coordinates that are sent, where a PublicMask chose them
-    broadcast: Mapping[str, Tensor] = field(default_factory=dict)  # what `LocalSolver.split` read off releases, [d]
+    broadcast: Mapping[str, Tensor] = field(default_factory=dict)  # from `LocalSolver.split` of a release, [d]
     tensors: tuple[int, ...] = ()  # sizes of the model's tensors, in the order of the message
-    state: Mapping[str, float] = field(default_factory=dict)  # what `Step.learn` read off earlier releases
+    state: Mapping[str, float] = field(default_factory=dict)  # from `Step.learn` of earlier releases
 
     def on(self, device: torch.device) -> Public:
-        """The same, with its tensors there."""
+        """Return the same values with their tensors on `device`."""
         mask = None if self.mask is None else self.mask.to(device)
         return replace(self, mask=mask, broadcast={name: held.to(device) for name, held in self.broadcast.items()})
 
@@ -43,53 +47,45 @@ class Public:
 NoiseStd = float | Tensor  # standard deviation of the noise: one number for all coordinates, or one for each [d]
 
 
-def decoded(found: object, step: Step, mean: Tensor) -> str:
-    """A vector that `encode` makes one of the length of `mean` of."""
+def _check_decoded(found: object, step: Step, mean: Tensor, public: Public) -> str:
     fits = isinstance(found, Tensor) and found.dim() == mean.dim() and step.length(found.shape[-1]) == mean.shape[-1]
     needed = f"a floating tensor of which encode makes {mean.shape[-1]} numbers"
     return tensor(found, tuple(found.shape), mean) if fits and isinstance(found, Tensor) else needed
 
 
 class Step(Part):
-    """One client step: effect, its undoing after the noise, and what it does to the bound and to the noise."""
+    """A client's encoding step: its effect, its inverse after the noise, and its effect on bound and noise."""
 
-    @property
-    def needs_slopes(self) -> bool:
-        """Whether `encode` wants the clients' gradients at the round's start."""
-        return False
-
-    @property
-    def needs_tensors(self) -> bool:
-        """Whether `encode` looks at where one tensor of the model ends and the next begins."""
-        return False
+    needs_slopes: bool = False  # True: `encode` uses the clients' gradients at the start of the round
+    needs_tensors: bool = False  # True: `encode` uses the sizes of the model's tensors
 
     @abstractmethod
     @returns(lambda found, part, rows, *_, **__: tensor(found, (*rows.shape[:-1], part.length(rows.shape[-1])), rows))
     def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
-        """On the client: rows [m, d] -> [m, d']."""
+        """Encode rows [m, d] -> [m, d'], on the client."""
 
     def length(self, before: int) -> int:
-        """How many numbers `encode` makes of so many."""
+        """Return d', the length of an encoded message of length d = `before`."""
         return before
 
     def learn(self, mean: Tensor, public: Public) -> dict[str, float]:
-        """Public numbers for later rounds (`Public.state`), read off the noised mean before it is decoded."""
+        """Return public numbers for later rounds (`Public.state`), read off the noised mean before `decode`."""
         return {}
 
     @abstractmethod
-    @returns(lambda found, part, mean, public: decoded(found, part, mean))
+    @returns(_check_decoded)
     def decode(self, mean: Tensor, public: Public) -> Tensor:
-        """On the server, after the noise: [d'] -> [d]."""
+        """Decode the noised mean [d'] -> [d], on the server."""
 
     @abstractmethod
     @returns(of_type(Bound))
     def bound(self, before: Bound) -> Bound:
-        """The bound after this step."""
+        """Return the bound of the message after this step."""
 
     @abstractmethod
     @returns(of_type(float, int, Tensor))
     def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
-        """The noise's standard deviation after `decode`, where it was `std` before."""
+        """Return the standard deviation of the noise after `decode`, given the one before."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ class Adaptive(Schedule, kind="adaptive"):
         message = (sqrt(1 - share^2) * x / clip norm,  share * b),  b = +1 if ||x|| <= clip norm else -1
         clip norm <- clip norm * exp(-rate * (fraction inside - quantile)),  read off the noised mean
 
-    The bit is one coordinate of the same unit-ball message, under the same noise: it costs no epsilon of its own, and
+    The bit is one coordinate of the same unit-ball message, under the same noise: it costs no extra epsilon, and
     the factor sqrt(1 - share^2) is its price in signal.
     """
 
@@ -111,29 +107,25 @@ class Adaptive(Schedule, kind="adaptive"):
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not (positive(self.start, self.rate) and 0 < self.quantile < 1 and 0 < self.share < 1):
-            found = f"start {self.start}, quantile {self.quantile}, rate {self.rate}, share {self.share}"
-            raise PlanError("adaptive clip", found, "start and rate above 0, quantile and share in (0, 1)")
+        found = f"start {self.start}, quantile {self.quantile}, rate {self.rate}, share {self.share}"
+        fits = positive(self.start, self.rate) and 0 < self.quantile < 1 and 0 < self.share < 1
+        require(fits, "adaptive clip", found, "start and rate above 0, quantile and share in (0, 1)")
 
     def at(self, t: int) -> float:
         return self.start
 
     def join(self, rows: Tensor, inside: Tensor) -> Tensor:
-        """[m, d] -> [m, d + 1], still in the unit ball."""
+        """Append the bit of each row: [m, d] -> [m, d + 1], still in the unit ball."""
         bits = torch.where(inside, self.share, -self.share).to(rows.dtype) * (1.0 - SLACK)
-        return torch.cat([rows * self.kept, bits[:, None]], dim=1)
-
-    def part(self, mean: Tensor) -> Tensor:
-        """The update's share of a noised mean, or of its noise per coordinate."""
-        return mean[:-1] / self.kept
+        return torch.cat([rows * self.update_norm, bits[:, None]], dim=1)
 
     @property
-    def kept(self) -> float:
-        """sqrt(1 - share^2): what of the unit ball is left for the update."""
+    def update_norm(self) -> float:
+        """sqrt(1 - share^2): the largest norm of the update in the message."""
         return math.sqrt(1 - self.share**2)
 
     def next(self, mean: Tensor, clip_norm: float) -> float:
-        """The next clip norm, kept within a factor of 1000 of the first."""
+        """Return the clip norm of the next round, within a factor of 1000 of the first."""
         fraction = min(1.0, max(0.0, (float(mean[-1]) / self.share + 1) / 2))
         moved = clip_norm * math.exp(-self.rate * (fraction - self.quantile))
         return min(self.start * 1e3, max(self.start * 1e-3, moved))
@@ -152,24 +144,23 @@ class Clip(Step, kind="clip"):
     norm: Norm = 2
 
     def __post_init__(self) -> None:
-        if isinstance(self.clip_norm, Adaptive) and self.norm != 2:
-            raise PlanError("clip", "an adaptive clip norm in the L1 norm", "norm = 2")
-        if self.clip_norm != math.inf and not positive(self.clip_norm):
-            found = f"clip_norm {brief_repr(self.clip_norm)}"
-            raise PlanError("clip", found, "a positive number", "use a clip norm near the typical update norm")
+        fits = self.norm == 2 or not isinstance(self.clip_norm, Adaptive)
+        require(fits, "clip", "an adaptive clip norm in the L1 norm", "norm = 2")
+        found, fix = f"clip_norm {brief_repr(self.clip_norm)}", "use a clip norm near the typical update norm"
+        fits = self.clip_norm == math.inf or positive(self.clip_norm)
+        require(fits, "clip", found, "a positive number", fix)
 
     @property
     def finite(self) -> bool:
-        """Whether this clip bounds anything."""
-        return isinstance(self.clip_norm, Schedule) or math.isfinite(self.clip_norm)
+        """Whether this clip bounds the message: False for clip_norm = inf."""
+        return self.clip_norm != math.inf
 
-    def clip_norm_at(self, t: int, learnt: float | None = None) -> float:
-        """The public clip norm of round t; `learnt` is what an adaptive one has become."""
-        return at(self.clip_norm, t) if learnt is None else learnt
+    def clip_norm_at(self, t: int, learned: float | None = None) -> float:
+        """Return the public clip norm of round t; `learned` is the present value of an adaptive one."""
+        return at(self.clip_norm, t) if learned is None else learned
 
     def _clip_norm(self, public: Public) -> float:
-        """What the plan says of this round, or what an adaptive clip norm has become."""
-        return public.clip_norm if isinstance(self.clip_norm, Adaptive) else self.clip_norm_at(public.t)
+        return public.clip_norm if isinstance(self.clip_norm, Adaptive) else at(self.clip_norm, public.t)
 
     def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
         norms = row_norms(rows, self.norm)
@@ -184,16 +175,14 @@ class Clip(Step, kind="clip"):
         return before + isinstance(self.clip_norm, Adaptive)
 
     def decode(self, mean: Tensor, public: Public) -> Tensor:
-        if not self.finite:
-            return mean
-        return (self.clip_norm.part(mean) if isinstance(self.clip_norm, Adaptive) else mean) * self._clip_norm(public)
+        if isinstance(self.clip_norm, Adaptive):
+            mean = mean[:-1] / self.clip_norm.update_norm
+        return mean * self._clip_norm(public) if self.finite else mean
 
     def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
-        if not self.finite:
-            return std
         if isinstance(self.clip_norm, Adaptive):
-            std = self.clip_norm.part(std) if isinstance(std, Tensor) else std / self.clip_norm.kept
-        return std * self._clip_norm(public)
+            std = (std[:-1] if isinstance(std, Tensor) else std) / self.clip_norm.update_norm
+        return std * self._clip_norm(public) if self.finite else std
 
     def learn(self, mean: Tensor, public: Public) -> dict[str, float]:
         if not isinstance(self.clip_norm, Adaptive):
@@ -201,41 +190,40 @@ class Clip(Step, kind="clip"):
         return {"clip_norm": self.clip_norm.next(mean, self._clip_norm(public))}
 
     def bound(self, before: Bound) -> Bound:
-        if before.unit == "record":
-            found = "Clip on the message of a record-level plan"
-            raise PlanError("record bound", found, "clipping of each record", "drop Clip: BatchGradient clips records")
-        return Bound(unit=before.unit, norm=self.norm, finite=self.finite)
+        found, fix = "Clip on the message of a record-level plan", "drop Clip: BatchGradient clips records"
+        require(before.unit != "record", "record bound", found, "clipping of each record", fix)
+        return Bound(unit=before.unit, norm=self.norm, finite=self.clip_norm != math.inf)
 
 
 def finite_rows(rows: Tensor, norms: Tensor) -> Tensor:
-    """Rows with a non-finite entry (so a non-finite norm) count as zero: they never reach the sum."""
+    """Return rows [m, d] with every row of a non-finite norm set to zero, so that it adds nothing to the sum."""
     bad = ~norms.isfinite()
     return torch.where(bad[:, None], torch.zeros_like(rows), rows) if bool(bad.any()) else rows
 
 
 @dataclass(frozen=True)
 class Noised:
-    """What is publicly known of a noised mean beside its value."""
+    """Public knowledge of a noised mean beside its value: layout, noise level, round and clip norm."""
 
     layout: Layout
     std: NoiseStd  # exact standard deviation of the noise in every coordinate of the mean
     t: int
-    clip_norm: float = math.inf  # of a client's update, or of a record's gradient: the mean is no longer than that
+    clip_norm: float = math.inf  # of a client's update, or of a record's gradient: bounds the norm of the mean
 
     @property
     def noise_to_signal(self) -> float:
-        """The norm of the noise over the largest norm of the mean: z sqrt(d) / S for S clients, or records."""
+        """Norm of the noise over the largest norm of the mean: z sqrt(d) / S for S clients, or records."""
         return float(self.each().square().sum().sqrt()) / self.clip_norm
 
     def each(self) -> Tensor:
-        """The deviation of every coordinate [d], float64."""
+        """Return the standard deviation of the noise in every coordinate: [d], float64."""
         if isinstance(self.std, Tensor):
             return self.std.double()
         return torch.full((self.layout.size,), self.std, dtype=torch.float64)
 
 
 class Postprocess(Part):
-    """A public map of the noised mean. `linear`: the noise after it is known, by `spread`; else nobody can say."""
+    """A public map of the noised mean; after a `linear` one the noise level is known (`decoded_noise_std`)."""
 
     needs_noise: ClassVar[bool] = False  # True: `apply` reads known.std, so what comes before must be linear
     linear: ClassVar[bool] = False
@@ -243,10 +231,10 @@ class Postprocess(Part):
     @abstractmethod
     @returns(lambda found, part, mean, *_: tensor(found, tuple(mean.shape), mean))
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
-        """The mean [d], changed."""
+        """Return the post-processed mean [d]."""
 
     def decoded_noise_std(self, known: Noised) -> NoiseStd:
-        """The noise's standard deviation after `apply`; asked of linear maps only."""
+        """Return the standard deviation of the noise after `apply`; called for linear maps only."""
         raise NotImplementedError(f"{self.kind} does not say what noise is left")
 
 
@@ -265,10 +253,9 @@ class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
     linear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not natural(self.strength):
-            raise PlanError("smoothing", f"strength {self.strength}", "a finite number of at least 0")
-        if self.order and sorted(self.order) != [0, 1, 2, 3]:
-            raise PlanError("smoothing", f"order {list(self.order)}", "a permutation of 0, 1, 2, 3")
+        require(natural(self.strength), "smoothing", f"strength {self.strength}", "a finite number of at least 0")
+        fits = sorted(self.order) in ([], [0, 1, 2, 3])
+        require(fits, "smoothing", f"order {list(self.order)}", "a permutation of 0, 1, 2, 3")
 
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
         return self._tensors(mean, known.layout, smooth_cycle)
@@ -278,25 +265,25 @@ class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
         return self._tensors(known.each().square(), known.layout, _variances).sqrt()
 
     def _tensors(self, vector: Tensor, layout: Layout, of_cycle: Callable[[Tensor, float], Tensor]) -> Tensor:
-        """`of_cycle` of every trained tensor, flattened in its order."""
+        """Apply `of_cycle` to every trained tensor, flattened in `order`."""
         if self.strength == 0:
             return vector
-        made = torch.empty_like(vector)
+        result = vector.clone()
         for slot in layout.slots:
             part = vector[slot.start : slot.stop]
-            made[slot.start : slot.stop] = self._tensor(part, slot.shape, of_cycle) if slot.trainable else part
-        return made
-
-    def _tensor(self, part: Tensor, shape: torch.Size, of_cycle: Callable[[Tensor, float], Tensor]) -> Tensor:
-        if not self.order or len(shape) != 4:
-            return of_cycle(part, self.strength)
-        back = sorted(range(4), key=self.order.__getitem__)
-        turned = part.view(shape).permute(self.order)
-        return of_cycle(turned.reshape(-1), self.strength).view(turned.shape).permute(back).reshape(-1)
+            if not slot.trainable:
+                continue
+            if self.order and len(slot.shape) == 4:
+                back, turned = sorted(range(4), key=self.order.__getitem__), part.view(slot.shape).permute(self.order)
+                smooth = of_cycle(turned.reshape(-1), self.strength).view(turned.shape).permute(back).reshape(-1)
+            else:
+                smooth = of_cycle(part, self.strength)
+            result[slot.start : slot.stop] = smooth
+        return result
 
 
 def _variances(variances: Tensor, strength: float) -> Tensor:
-    """Of independent noise after smoothing: h^2 * nu^2 round the cycle."""
+    """Return the variances of independent noise after smoothing: h^2 convolved with the variances on the cycle."""
     impulse = torch.zeros_like(variances)
     impulse[0] = 1.0
     weights = smooth_cycle(impulse, strength).square()
@@ -378,8 +365,7 @@ class WhenNoisy(Postprocess, kind="when_noisy"):
     needs_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not natural(self.above):
-            raise PlanError("denoising", f"above = {self.above}", "a finite number of at least 0")
+        require(natural(self.above), "denoising", f"above = {self.above}", "a finite number of at least 0")
 
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
         return self.denoiser.apply(mean, known) if known.noise_to_signal > self.above else mean

@@ -1,4 +1,4 @@
-"""Gradient oracles: which slope a local step follows."""
+"""Gradient oracles: which direction a local step follows. Local solvers call `Gradient.at`."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from sordino import codec
 from sordino.accounting.bounds import Norm
 from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor
-from sordino.errors import PlanError, brief_repr
+from sordino.errors import brief_repr
 from sordino.layout import Layout
-from sordino.parts.schedules import MOST, natural, positive
+from sordino.parts.schedules import MOST, natural, positive, require
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class Batch:
-    """One minibatch of each of m clients. `mask` marks real records, `active` clients that still have steps to do."""
+    """One minibatch of each of m clients; `mask` marks real records, `active` the clients with steps left."""
 
     x: Tensor  # [m, b, ...]
     y: Tensor  # [m, b, ...]
     mask: Tensor | None = None  # [m, b], None: all real
     active: Tensor | None = None  # [m], None: all active
-    sizes: Tensor | None = None  # [m, b], norms of (x, 1) where they are known already
+    sizes: Tensor | None = None  # [m, b], norms of (x, 1) where they were computed before
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class Anchor:
-    """What a regulariser may pull towards: the public model the round began with, and the clip norm."""
+    """Reference point of regularisers: the public model at the start of the round, and the clip norm."""
 
     start: Tensor  # [d]
     clip_norm: float = math.inf
@@ -53,9 +53,9 @@ class Ball:
 class Objective(Protocol):
     """The clients' losses at their own parameters, as an engine computes them.
 
-    Rows [m, d] hold the tensors of `layout` one after the other, each in its usual (row-major) order: `layout.views(w)`
-    are those tensors by name, [m, *shape]. Only where every part treats coordinates alike (`any_order`) may an
-    objective have an order of its own, which `inward` and `outward` translate.
+    Rows [m, d] hold the tensors of `layout` one after the other, each in row-major order: `layout.views(w)` are those
+    tensors by name, [m, *shape]. Only where every part treats coordinates alike (`any_order`) may an objective use
+    another order, which `inward` and `outward` translate.
     """
 
     @property
@@ -65,36 +65,28 @@ class Objective(Protocol):
     def place(self, start: Tensor, clients: int) -> Tensor: ...
     def gradient(self, w: Tensor, batch: Batch) -> Tensor: ...
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
-        """Where plain steps over `batches` lead, [m, d]; None, and nothing read, where single steps are as fast."""
+        """Return the parameters [m, d] after plain steps over `batches`; None if single steps are as fast."""
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor: ...  # [m, d], sum over records of g_j in the ball
     def inward(self, start: Tensor) -> Tensor: ...  # [d], in the objective's own order of coordinates
     def outward(self, rows: Tensor) -> Tensor: ...  # [m, d], back in the layout's order
-    def untouched(self) -> None: ...  # refuses a module that kept something of its clients: the next would see it
+    def untouched(self) -> None: ...  # refuse a module that stored something of its clients
 
 
 class Gradient(Part):
-    """A way to turn the loss into a direction."""
+    """A gradient oracle: the direction of a local step."""
 
     @abstractmethod
     @returns(lambda found, part, objective, w, *_: tensor(found, tuple(w.shape), w))
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
-        """The direction at w [m, d] for one minibatch per client; may be overwritten by the next call.
+        """Return the direction at w [m, d] for one minibatch per client; the next call may overwrite it.
 
         Coordinates are in the order of `objective.layout`, on every path of every engine.
         """
 
-    @property
-    def any_order(self) -> bool:
-        """Whether it treats all coordinates alike, so that their order is nothing to it: entries and norms alone."""
-        inner = getattr(self, "gradient", None)
-        return is_own(self) and (inner is None or inner.any_order)
 
-    @property
-    def needs_envelope(self) -> bool:
-        """Whether it is the gradient of the loss' Moreau envelope, record by record."""
-        inner = getattr(self, "gradient", None)
-        return inner is not None and inner.needs_envelope
+def _check_at_least_0(name: str, value: float) -> None:
+    require(natural(value), "gradient", f"{name} = {value}", "a finite number of at least 0")
 
 
 @dataclass(frozen=True)
@@ -116,17 +108,14 @@ class Sam(Gradient, kind="sam"):
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        if not natural(self.rho):
-            raise PlanError("gradient", f"rho = {self.rho}", "a finite number of at least 0")
+        _check_at_least_0("rho", self.rho)
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         slope = objective.gradient(w, batch)
-        if not self.rho:
-            return slope
-        return objective.gradient(w + self.ascent(w, slope), batch)
+        return objective.gradient(w + self.ascent(w, slope), batch) if self.rho else slope
 
     def ascent(self, w: Tensor, slope: Tensor) -> Tensor:
-        """The step to the worst point nearby, of length rho (in the adaptive case: of length rho in scaled space)."""
+        """Return rho * e, the step to the point of largest loss nearby."""
         if not self.adaptive:
             return slope * (self.rho / _lengths(slope))
         scale = w.abs() + 0.01
@@ -144,14 +133,12 @@ class Blur(Gradient, kind="blur"):
     gradient: Gradient = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        if not natural(self.strength):
-            raise PlanError("gradient", f"strength = {self.strength}", "a finite number of at least 0")
+        _check_at_least_0("strength", self.strength)
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         slope = self.gradient.at(objective, w, batch, anchor)
         offset = w - anchor.start
-        outside = _lengths(offset) > anchor.clip_norm
-        return slope + self.strength * offset * outside
+        return slope + self.strength * offset * (_lengths(offset) > anchor.clip_norm)
 
 
 @dataclass(frozen=True)
@@ -162,8 +149,7 @@ class Proximal(Gradient, kind="proximal"):
     gradient: Gradient = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        if not natural(self.strength):
-            raise PlanError("gradient", f"strength = {self.strength}", "a finite number of at least 0")
+        _check_at_least_0("strength", self.strength)
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         return self.gradient.at(objective, w, batch, anchor) + self.strength * (w - anchor.start)
@@ -178,8 +164,7 @@ class Bounded(Gradient, kind="bounded"):
     gradient: Gradient = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        if not positive(self.clip_norm):
-            raise PlanError("gradient", f"clip_norm = {self.clip_norm}", "a positive finite number")
+        require(positive(self.clip_norm), "gradient", f"clip_norm = {self.clip_norm}", "a positive finite number")
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         slope = self.gradient.at(objective, w, batch, anchor)
@@ -200,25 +185,15 @@ class Moreau(Gradient, kind="moreau"):
     steps: int = 200
 
     def __post_init__(self) -> None:
-        if not (positive(self.beta) and 1 <= self.steps <= MOST):
-            needed = f"beta above 0, and from 1 to {MOST:,} steps"
-            raise PlanError("gradient", f"beta = {brief_repr(self.beta)}, steps = {brief_repr(self.steps)}", needed)
-
-    @property
-    def needs_envelope(self) -> bool:
-        return True
+        found = f"beta = {brief_repr(self.beta)}, steps = {brief_repr(self.steps)}"
+        fits = positive(self.beta) and 1 <= self.steps <= MOST
+        require(fits, "gradient", found, f"beta above 0, and from 1 to {MOST:,} steps")
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         count = w.new_full((len(w), 1), batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1, keepdim=True)
         return (objective.clipped(w, batch, Ball(envelope=self)) / count.clamp(min=1)).to(w.dtype)
 
 
-def is_own(part: Part) -> bool:
-    """Whether a part is one of Sordino's: of any other it is not known what it does with coordinates."""
-    return type(part).__module__.partition(".")[0] == "sordino"
-
-
 def _lengths(rows: Tensor) -> Tensor:
-    """Row norms [m, 1], never zero."""
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return lengths.clamp(min=1e-12)

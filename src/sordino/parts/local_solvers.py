@@ -1,4 +1,4 @@
-"""Local solvers where the client is the unit: local SGD and SCAFFOLD, and the base of all local solvers.
+"""Local solvers whose privacy unit is a client (local SGD, SCAFFOLD), and `LocalSolver`, the base of all local solvers.
 
 An engine calls `solve` with the work of m clients at once; each message is one row.
 """
@@ -20,30 +20,22 @@ from sordino.accounting.bounds import AlreadyPrivate, Bound
 from sordino.accounting.events import Event
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns, tensor, tensors
-from sordino.errors import PlanError, brief_repr
+from sordino.errors import brief_repr
 from sordino.layout import Layout
+from sordino.parts import schedules
 from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public
-from sordino.parts.gradients import Anchor, Batch, Gradient, Objective, Plain, is_own
+from sordino.parts.gradients import Anchor, Batch, Gradient, Moreau, Objective, Plain
 from sordino.parts.mechanisms import Mechanism
 from sordino.parts.record_samplers import RecordSampler
-from sordino.parts.schedules import (
-    MOST,
-    Schedule,
-    at,
-    changes_inside,
-    finite,
-    natural,
-    paces,
-    positive,
-    span_of_steps,
-    travelled,
-)
+from sordino.parts.schedules import MOST, Schedule, require
+
+CONTROL = "control"  # name of SCAFFOLD's control variates in client states and broadcasts
 
 
 @dataclass(frozen=True)
 class Coins:
-    """One client's own randomness, for noise that it adds itself; `solver` is its own where rows of a grid differ."""
+    """Random generator of one client, for noise that the client adds; `solver` is set where solvers differ by row."""
 
     client: int
     rng: np.random.Generator
@@ -53,18 +45,18 @@ class Coins:
 @codec.hides_values
 @dataclass(frozen=True)
 class Work:
-    """What m clients are given: all start at `start`, and read their records batch after batch."""
+    """Input of m clients: all start at `start`, and read their records batch after batch."""
 
     objective: Objective
     start: Tensor  # [d]
     batches: Iterable[Batch]
     m: int
     public: Public
-    coins: Sequence[Coins] = ()  # for noise of their own
-    state: dict[str, Tensor] = field(default_factory=dict)  # [m, *shape] by name: what solve leaves here is kept
+    coins: Sequence[Coins] = ()  # one per client, for noise that clients add
+    state: dict[str, Tensor] = field(default_factory=dict)  # [m, *shape] by name: `solve` updates it in place
 
 
-def _update_and_shared(found: object) -> str:
+def _update_and_broadcast(found: object, *_: object) -> str:
     pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor) and not tensors(found[1])
     return "" if pair else "a tensor, and a dict of tensors"
 
@@ -72,51 +64,47 @@ def _update_and_shared(found: object) -> str:
 class LocalSolver(Part):
     """A client's local training: from the public model and its own records to a message, start minus end."""
 
+    noise_multipliers: tuple[float, ...] = ()  # one per client, where clients differ
+    clip_norms: tuple[float | Schedule, ...] = ()  # clip norms that the solver applies to single records
+    reads: RecordSampler | None = None  # how records are drawn, where the privacy unit is a record
+
     @property
     @abstractmethod
     def projects(self) -> bool:
-        """Whether it needs the plan's clip norm."""
+        """Whether the solver needs the plan's clip norm."""
 
     @abstractmethod
     @returns(of_type(Bound, AlreadyPrivate))
     def bound(self) -> Bound | AlreadyPrivate:
-        """What is known of the message."""
+        """Return the bound of the message."""
 
     @abstractmethod
     @returns(lambda found, part, size, *_, **__: array(found, (None, None), "i", -1, max(size, 1)))
     def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
-        """Which of a client's `size` records each step of round t reads: [steps, b], padded with -1."""
+        """Return which of a client's `size` records each step of round t reads: [steps, b], padded with -1."""
 
     @abstractmethod
     @returns(lambda found, part, work: tensor(found, (work.m, part.length(len(work.start))), work.start))
     def solve(self, work: Work) -> Tensor:
-        """The messages [m, length] of the clients at work: start minus end, and what else the solver sends."""
-
-    noise_multipliers: tuple[float, ...] = ()  # one for each client, where they differ
+        """Return the messages [m, length] of m clients: start minus end, and what else the solver sends."""
 
     @property
     def any_order(self) -> bool:
-        """Whether it treats all coordinates alike, and its gradient too; a solver from elsewhere has the layout's."""
-        gradient = getattr(self, "gradient", None)
-        return is_own(self) and (gradient is None or gradient.any_order)
+        """Whether solver and gradient treat all coordinates alike; known of Sordino's own parts only."""
+        return all(type(part).__module__.partition(".")[0] == "sordino" for part in _with_inner_gradients(self))
 
     @property
-    def clip_norms(self) -> tuple[float | Schedule, ...]:
-        """Clip norms that the solver itself applies, to single records: each must be positive in every round."""
-        return ()
-
-    @property
-    def reads(self) -> RecordSampler | None:
-        """How records are drawn, where one record is the unit; None where the client is."""
-        return None
+    def needs_envelope(self) -> bool:
+        """Whether the gradient is that of the Moreau envelope of the loss."""
+        return any(isinstance(part, Moreau) for part in _with_inner_gradients(self))
 
     def length(self, size: int) -> int:
-        """Numbers in a message of a model with `size` of them."""
+        """Return the length of a message for a model of `size` parameters."""
         return size
 
     @returns(lambda found, *_: tensors(found))
     def client_state(self, start: Tensor) -> dict[str, Tensor]:
-        """Initial values, by name, of the state that a client keeps between its rounds; {}: it keeps none.
+        """Return the initial values, by name, of the state that a client keeps between its rounds; {}: no state.
 
         `start` [d] is the public model of the client's first round. `Work.state` holds the states of the clients at
         work, and what `solve` leaves there is handed to it in the client's next round. A tensor of d numbers is in the
@@ -125,7 +113,7 @@ class LocalSolver(Part):
         return {}
 
     def personal_model(self, model: Tensor, state: Mapping[str, Tensor], layout: Layout) -> Tensor | None:
-        """A client's own model [d], from the public `model` [d] and the client's `state`; None: it has none.
+        """Return a client's personal model [d] from the public `model` [d] and the client's `state`; None: none.
 
         A whole model (Ditto) or single tensors of it (`layout.views`: a head). Simulations evaluate it on the
         client's own rows, `personal_accuracy` among the diagnostics, which are not private.
@@ -133,57 +121,57 @@ class LocalSolver(Part):
         return None
 
     def records_read(self, size: int) -> int:
-        """Records that a client of `size` records reads in one round: work is shared out by it."""
+        """Return how many records a client of `size` records reads in one round: the measure of its work."""
         return size
 
-    @property
-    def needs_envelope(self) -> bool:
-        """Whether its gradient is that of the loss' Moreau envelope."""
-        gradient = getattr(self, "gradient", None)
-        return gradient is not None and gradient.needs_envelope
-
-    @returns(lambda found, *_: _update_and_shared(found))
+    @returns(_update_and_broadcast)
     def split(self, mean: Tensor, public: Public, rate: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """The decoded mean as the update [d], and what clients are told of it in the next round (`Public.broadcast`).
+        """Split the decoded mean into the update [d] and what is broadcast in the next round (`Public.broadcast`).
 
-        `rate` is the share of the population that a round expects. All of it is read off a release: post-processing.
+        `rate` is the share of the population that a round expects. Both are read off a release: post-processing.
         """
         return mean, {}
 
     def for_one_record(self) -> LocalSolver:
-        """The same message without noise, of a client that holds one record; for `sordino audit --canaries`."""
+        """Return the same solver without noise, for a client of one record; for `sordino audit --canaries`."""
         return self
 
     def check_rounds(self, rounds: int) -> None:
-        """Refuse numbers that this solver cannot work with in every one of so many rounds."""
+        """Refuse numbers that this solver cannot work with in one of `rounds` rounds."""
 
     def check_population(self, population: int) -> None:
         """Refuse a population that this solver cannot work with."""
 
     def own_event(self, client: int) -> Event:
-        """One local step, where the solver adds noise of its own (`AlreadyPrivate`)."""
+        """Return the event of one local step, where the solver adds noise (`AlreadyPrivate`)."""
         raise NotImplementedError(f"{self.kind} adds no noise of its own")
 
     def own_noise(self, t: int, client: int) -> Mechanism | None:
-        """All noise that the solver adds to one message of round t (`AlreadyPrivate`); None: not stated."""
+        """Return all noise that the solver adds to one message of round t (`AlreadyPrivate`); None: not stated."""
         return None
 
     def message_sensitivity(self, t: int) -> float | None:
-        """Sensitivity of a message of round t where its bound is 1; None: not stated (`AlreadyPrivate`)."""
+        """Return the sensitivity of a message of round t where its bound is 1; None: not stated (`AlreadyPrivate`)."""
         return None if isinstance(self.bound(), AlreadyPrivate) else 1.0
 
     def with_noise_multiplier(self, noise_multiplier: float) -> LocalSolver:
-        """The same solver with another noise multiplier of its own noise (`AlreadyPrivate`), the same for all."""
+        """Return the same solver with another noise multiplier of its noise (`AlreadyPrivate`), the same for all."""
         raise NotImplementedError(f"{self.kind} adds no noise of its own")
 
     def with_noise_multipliers(self, noise_multipliers: tuple[float, ...]) -> LocalSolver:
-        """The same solver with a noise multiplier for every client."""
+        """Return the same solver with a noise multiplier for every client."""
         raise NotImplementedError(f"{self.kind} adds no noise of its own")
 
     @returns(lambda found, *_: number(found, 0.0, above=True))
     def unit(self, public: Public) -> float:
-        """What one unit of the message stands for: `decode` multiplies the noised mean by it."""
+        """Return the factor by which `decode` multiplies the noised mean: the unit of the message."""
         return 1.0
+
+
+def _with_inner_gradients(part: Part) -> list[Part]:
+    """Return a part, its gradient oracle, the oracle inside that one, and so on."""
+    inner = getattr(part, "gradient", None)
+    return [part] if inner is None else [part, *_with_inner_gradients(inner)]
 
 
 @dataclass(frozen=True)
@@ -206,26 +194,26 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
     gradient: Gradient = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        if (self.epochs is None) == (self.steps is None):
-            raise PlanError("local work", f"epochs = {self.epochs} and steps = {self.steps}", "exactly one of them")
-        if not finite(self.lr):
-            raise PlanError("local work", f"lr = {brief_repr(self.lr)}", "a finite number that float32 holds")
-        if not (0 <= self.momentum < 1 and natural(self.weight_decay)):
-            found = f"momentum = {self.momentum}, weight_decay = {self.weight_decay}"
-            raise PlanError("local work", found, "momentum in [0, 1) and weight_decay of at least 0")
+        found = f"epochs = {self.epochs} and steps = {self.steps}"
+        require((self.epochs is None) != (self.steps is None), "local work", found, "exactly one of them")
+        found = f"lr = {brief_repr(self.lr)}"
+        require(schedules.finite(self.lr), "local work", found, "a finite number that float32 holds")
+        found = f"momentum = {self.momentum}, weight_decay = {self.weight_decay}"
+        fits = 0 <= self.momentum < 1 and schedules.natural(self.weight_decay)
+        require(fits, "local work", found, "momentum in [0, 1) and weight_decay of at least 0")
+        numbers = {"epochs": self.epochs, "steps": self.steps, "batch": self.batch}
+        found = ", ".join(f"{name} = {brief_repr(value)}" for name, value in numbers.items())
         most = self.steps if self.epochs is None else self.epochs
-        if not 1 <= (most or 0) <= MOST or (self.batch is not None and self.batch < 1):
-            given = {"epochs": self.epochs, "steps": self.steps, "batch": self.batch}
-            found = ", ".join(f"{name} = {brief_repr(value)}" for name, value in given.items())
-            raise PlanError("local work", found, f"numbers of at least 1, and at most {MOST:,} epochs or steps")
-        if changes_inside(self.lr) and self.steps is None:
-            found = f"lr over local steps with epochs = {self.epochs}, whose steps depend on how much a client holds"
-            raise PlanError("local work", found, "the same number of steps for all", "set steps, and drop epochs")
+        fits = 1 <= (most or 0) <= MOST and (self.batch is None or self.batch >= 1)
+        require(fits, "local work", found, f"numbers of at least 1, and at most {MOST:,} epochs or steps")
+        found = f"lr over local steps with epochs = {self.epochs}, whose steps depend on how much a client holds"
+        fits = self.steps is not None or not schedules.changes_inside(self.lr)
+        require(fits, "local work", found, "the same number of steps for all", "set steps, and drop epochs")
 
     def check_rounds(self, rounds: int) -> None:
-        if not finite(*span_of_steps(self.lr, rounds, self.steps or 1)):
-            needed = "finite numbers that float32 holds in every local step"
-            raise PlanError("schedule", f"lr = {brief_repr(self.lr)} over {rounds} rounds", needed)
+        found = f"lr = {brief_repr(self.lr)} over {rounds} rounds"
+        fits = schedules.finite(*schedules.span_of_steps(self.lr, rounds, self.steps or 1))
+        require(fits, "schedule", found, "finite numbers that float32 holds in every local step")
 
     @property
     def projects(self) -> bool:
@@ -235,7 +223,7 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
         return Bound(unit="client")
 
     def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
-        """Epochs of fresh permutations, cut into batches; the last batch of an epoch may be short."""
+        """Return epochs of fresh permutations, cut into batches; the last batch of an epoch may be short."""
         if size == 0:
             return np.empty((0, 1), dtype=np.int64)
         width = min(self.batch or size, size)
@@ -250,42 +238,33 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
 
     def solve(self, work: Work) -> Tensor:
         objective, start, public = work.objective, work.start, work.public
-        varied = changes_inside(self.lr)
-        lr, anchor = at(self.lr, public.t), Anchor(start, public.clip_norm)
+        varied = schedules.changes_inside(self.lr)
+        lr, anchor = schedules.at(self.lr, public.t), Anchor(start, public.clip_norm)
         if type(self.gradient) is Plain and not (self.momentum or self.project or varied):
             descended = objective.descend(start, work.batches, work.m, lr, self.weight_decay)
             if descended is not None:
                 return start - descended
-        w = objective.place(start, work.m)
+        w, n = objective.place(start, work.m), objective.trainable
         velocity = torch.zeros_like(w) if self.momentum else None
-        each = paces(self.lr, public.t, self.steps or 0) if varied else ()
+        lrs = schedules.step_values(self.lr, public.t, self.steps or 0) if varied else ()
         for j, batch in enumerate(work.batches):
-            lr = each[j] if varied else lr
-            direction = self._direction(objective, w, batch, velocity, anchor)
-            w.add_(direction if batch.active is None else direction * batch.active[:, None], alpha=-lr)
+            direction = self.gradient.at(objective, w, batch, anchor)
+            if self.weight_decay:
+                direction[:, :n].add_(w[:, :n], alpha=self.weight_decay)
+            if velocity is not None:
+                direction = velocity.mul_(self.momentum).add_(direction)
+            direction = direction if batch.active is None else direction * batch.active[:, None]
+            w.add_(direction, alpha=-(lrs[j] if varied else lr))
             if self.project and math.isfinite(public.clip_norm):
                 project_(w, start, public.clip_norm)
         return start - w
-
-    def _direction(
-        self, objective: Objective, w: Tensor, batch: Batch, velocity: Tensor | None, anchor: Anchor
-    ) -> Tensor:
-        slope = self.gradient.at(objective, w, batch, anchor)
-        if self.weight_decay:
-            n = objective.trainable
-            slope[:, :n].add_(w[:, :n], alpha=self.weight_decay)
-        return slope if velocity is None else velocity.mul_(self.momentum).add_(slope)
 
 
 def project_(w: Tensor, start: Tensor, clip_norm: float) -> None:
     """w <- w_t + (w - w_t) * min(1, clip norm / ||w - w_t||), row by row, in place."""
     offset = w - start
     norms = torch.linalg.vector_norm(offset, dim=-1, keepdim=True)
-    factors = (clip_norm / norms).clamp(max=1.0)
-    torch.addcmul(start.expand_as(w), offset, factors, out=w)
-
-
-CONTROL = "control"
+    torch.addcmul(start.expand_as(w), offset, (clip_norm / norms).clamp(max=1.0), out=w)
 
 
 @dataclass(frozen=True)
@@ -312,12 +291,12 @@ class Scaffold(LocalSolver, kind="scaffold"):
         self._plain()
 
     def check_rounds(self, rounds: int) -> None:
-        if not positive(*span_of_steps(self.lr, rounds, self.steps)):
-            needed = "a step above 0 in every round: controls are divided by it"
-            raise PlanError("local work", f"lr = {brief_repr(self.lr)}", needed)
+        needed = "a step above 0 in every round: controls are divided by it"
+        span = schedules.span_of_steps(self.lr, rounds, self.steps)
+        require(schedules.positive(*span), "local work", f"lr = {brief_repr(self.lr)}", needed)
 
     def _plain(self) -> LocalSgd:
-        """Plain local SGD with these numbers: draws the same batches, refuses the same mistakes."""
+        """Return local SGD with the same numbers: it draws the same batches and refuses the same mistakes."""
         return LocalSgd(lr=self.lr, steps=self.steps, batch=self.batch, gradient=self.gradient)
 
     @property
@@ -342,10 +321,11 @@ class Scaffold(LocalSolver, kind="scaffold"):
     def solve(self, work: Work) -> Tensor:
         objective, start, public, m = work.objective, work.start, work.public, work.m
         anchor, w = Anchor(start, public.clip_norm), objective.place(start, m)
-        way = travelled(self.lr, public.t, self.steps)
+        way = schedules.travelled(self.lr, public.t, self.steps)
+        lrs = schedules.step_values(self.lr, public.t, self.steps)
         own = work.state[CONTROL]
         control, taken = public.broadcast.get(CONTROL, torch.zeros_like(start)), w.new_zeros(m, 1)
-        for lr, batch in zip(paces(self.lr, public.t, self.steps), work.batches, strict=False):
+        for lr, batch in zip(lrs, work.batches, strict=False):
             active = w.new_ones(m, 1) if batch.active is None else batch.active[:, None]
             w.sub_((self.gradient.at(objective, w, batch, anchor) - own + control) * active, alpha=lr)
             taken += active
@@ -359,4 +339,4 @@ class Scaffold(LocalSolver, kind="scaffold"):
     def split(self, mean: Tensor, public: Public, rate: float) -> tuple[Tensor, dict[str, Tensor]]:
         update, drift = mean.chunk(2)
         control = public.broadcast.get(CONTROL, torch.zeros_like(update))
-        return update, {CONTROL: control - rate / travelled(self.lr, public.t, self.steps) * drift}
+        return update, {CONTROL: control - rate / schedules.travelled(self.lr, public.t, self.steps) * drift}

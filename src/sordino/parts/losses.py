@@ -1,6 +1,6 @@
-"""Losses: what one record costs, with the slope and the Moreau envelope written out where they have a closed form.
+"""Losses of one record, with slope and Moreau envelope where these have a closed form. Tasks and engines call them.
 
-A record of several scores has the mean of their losses; z is a score, y its target.
+The loss of a record with several scores is the mean over its scores; z is a score, y its target.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ IGNORED = -100  # the label of a token that costs nothing, as torch's cross-entr
 
 
 class Loss(Part):
-    """What a record costs: `value` of each by itself; `slope` and `envelope` only where they are written out.
-
-    Only `value` must be there. A written slope makes linear and dense models several times as fast.
-    """
+    """A loss per record: `value` is required; `slope` makes linear and dense models several times as fast."""
 
     convex: ClassVar[bool] = False  # in the scores
     smooth: ClassVar[bool] = False  # its slope is Lipschitz in the scores
@@ -38,14 +35,14 @@ class Loss(Part):
 
     @abstractmethod
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One value per record [b], of outputs [b, ...]; no record's may depend on another's."""
+        """Return one value per record [b] of outputs [b, ...]; no value may depend on another record."""
 
     def slope(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """d value / d scores, of scores [..., o] and targets [...] or [..., o]: the scores' shape."""
+        """Return d value / d scores, in the shape of scores [..., o]; targets are [...] or [..., o]."""
         raise NotImplementedError
 
     def envelope(self, scores: Tensor, targets: Tensor, pace: Tensor) -> Tensor:
-        """d f_beta / d scores of a linear model, pace = beta / ||(x, 1)||^2: the slope, but linear around the kink.
+        """Return d f_beta / d scores of a linear model, pace = beta / ||(x, 1)||^2: linear around the kink.
 
         prox(w) = w - t x, so  beta (w - prox) = beta t x  with  beta t = clamp(pace * (distance to the kink), lowest
         slope, highest slope): for |z - y| Huber's slope. For one score, prox(z) = z - envelope / pace.
@@ -54,16 +51,16 @@ class Loss(Part):
 
     @property
     def has_slope(self) -> bool:
-        """Whether the slope is written out."""
+        """Whether `slope` is implemented."""
         return type(self).slope is not Loss.slope
 
     @property
     def has_envelope(self) -> bool:
-        """Whether the envelope has a closed form."""
+        """Whether `envelope` is implemented."""
         return type(self).envelope is not Loss.envelope
 
     def classes(self, scores: int) -> int:
-        """How many labels it can tell apart by so many scores; 0: any number will do."""
+        """Return the number of labels that a model with `scores` outputs can predict; 0: targets are numbers."""
         return {"class": scores, "token": scores, "side": 2, "number": 0}[self.targets]
 
 
@@ -206,13 +203,13 @@ class Own(Loss, kind="own"):
 
 
 def add_loss(name: str) -> Callable[[LossFunction], LossFunction]:
-    """A decorator: a function of (outputs, targets) that a file may name, loss = { kind = "own", name = ... }."""
+    """Register a function of (outputs, targets) that a file may name: loss = { kind = "own", name = ... }."""
     return codec.register_function("loss", name)
 
 
 @dataclass(frozen=True)
 class Given(Loss):
-    """A function of a script: its value alone is known."""
+    """A loss function passed by a script; it has no slope and no written form."""
 
     function: LossFunction
 
@@ -225,7 +222,7 @@ CODES = {loss: code for code, loss in enumerate(OURS)}  # as machine code knows 
 
 
 def loss_of(given: str | Loss | LossFunction) -> Loss:
-    """The loss that a kind, a part or a function names."""
+    """Return the `Loss` of a kind (a string), of a part or of a function."""
     if isinstance(given, str):
         found: Loss = read(Loss, given, "loss")
         return found
@@ -235,7 +232,7 @@ def loss_of(given: str | Loss | LossFunction) -> Loss:
 
 
 def keeps_apart(loss: Loss) -> bool:
-    """Whether a record's value is known to be its own: of the losses written here. Any other is looked at."""
+    """Return whether a record's loss is known not to depend on other records: true of the losses in this file."""
     return type(loss) in CODES or type(loss) is Tokens
 
 

@@ -1,8 +1,9 @@
-"""Noise mechanisms: Gaussian and Laplace. Noise is drawn in this file only (a test reads every other file).
+"""Noise mechanisms (Gaussian, Laplace), and the noised histograms of columns that are released before the first round.
 
-Every message lies in the unit ball, so the scale of the noise IS the noise multiplier. A mechanism states the
-distribution of its noise (`Normal`, `LaplaceSum`) for `sordino audit`; one that states nothing works and is charged all
-the same, and the audit then says "not examined", never "passed".
+Noise is drawn in this file only (a test reads every other file); releases and engines call `Mechanism.sample`. Every
+message lies in the unit ball, so the scale of the noise IS the noise multiplier. A mechanism states the distribution of
+its noise for `sordino audit`; a mechanism that states none works and is charged all the same, and the audit then says
+"not examined", never "passed".
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,8 @@ from sordino.accounting.bounds import Norm, Unit
 from sordino.accounting.events import Event, GaussianNoise, LaplaceNoise, Relation, sensitivity
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
-from sordino.errors import PlanError, brief_repr
-from sordino.parts.schedules import positive
+from sordino.errors import brief_repr
+from sordino.parts.schedules import positive, require
 from sordino.rng import is_secure
 
 Floats = NDArray[np.float64]
@@ -35,49 +36,50 @@ class Mechanism(Part):
     @property
     @abstractmethod
     def norm(self) -> Norm:
-        """The norm in which the message must be bounded."""
+        """Order of the norm in which the message must be bounded: 1 or 2."""
 
     @property
     @abstractmethod
     @returns(lambda found, *_: number(found, 0.0, above=True))
     def std(self) -> float:
-        """Standard deviation of one coordinate."""
+        """Standard deviation of the noise in one coordinate."""
 
     @abstractmethod
     @returns(of_type(Event))
     def event(self) -> Event:
-        """What one release costs."""
+        """Return the privacy event of one release."""
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Mechanism:
-        """The same law with another scale."""
+        """Return the same mechanism with another noise multiplier."""
         other: Mechanism = replace(self, noise_multiplier=noise_multiplier)  # type: ignore[type-var]
         return other
 
     def distribution(self) -> Distribution | None:
-        """The distribution of one coordinate of a draw; coordinates and draws are independent. None: not stated.
+        """Return the distribution of one coordinate of a draw; coordinates are independent. None: not stated.
 
-        `sordino audit` compares what `sample` draws with it: one line, e.g. `return scipy.stats.norm(scale=self.std)`.
+        `sordino audit` tests draws of `sample` against it. One line is enough: `scipy.stats.norm(scale=self.std)`.
         """
         return None
 
     def sum_distribution(self, noise_multipliers: tuple[float, ...]) -> Distribution | None:
-        """The distribution of the sum of independent draws with these noise multipliers; None: not stated."""
+        """Return the distribution of a sum of independent draws with these noise multipliers; None: not stated."""
         return self.with_noise_multiplier(noise_multipliers[0]).distribution() if len(noise_multipliers) == 1 else None
 
     @abstractmethod
     @returns(lambda found, part, size, rng: array(found, (size,), "f"))
     def sample(self, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """One draw for a message of `size` coordinates."""
+        """Draw the noise of a message of `size` coordinates."""
 
 
-def _positive(name: str, noise_multiplier: float) -> None:
-    if not positive(noise_multiplier):
+class _Scaled(Mechanism):
+    def __post_init__(self) -> None:
+        found = f"{self.kind} noise multiplier {brief_repr(self.noise_multiplier)}"
         needed, fix = "a positive finite number that float32 holds", "use release NoNoise() to train without privacy"
-        raise PlanError("noise", f"{name} noise multiplier {brief_repr(noise_multiplier)}", needed, fix)
+        require(positive(self.noise_multiplier), "noise", found, needed, fix)
 
 
 @dataclass(frozen=True)
-class Gaussian(Mechanism, kind="gaussian"):
+class Gaussian(_Scaled, kind="gaussian"):
     """x + N(0, noise multiplier^2 I) for ||x||_2 <= 1.
 
     Guarantee: mu-GDP with mu = sensitivity / noise multiplier (Dong, Roth, Su 2022), sensitivity 1, or 2 (replace one).
@@ -86,13 +88,7 @@ class Gaussian(Mechanism, kind="gaussian"):
     """
 
     noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        _positive("gaussian", self.noise_multiplier)
-
-    @property
-    def norm(self) -> Norm:
-        return 2
+    norm: ClassVar[Norm] = 2
 
     @property
     def std(self) -> float:
@@ -112,7 +108,7 @@ class Gaussian(Mechanism, kind="gaussian"):
 
 
 @dataclass(frozen=True)
-class Laplace(Mechanism, kind="laplace"):
+class Laplace(_Scaled, kind="laplace"):
     """x + Laplace(noise_multiplier) per coordinate for ||x||_1 <= 1.
 
     Guarantee: pure epsilon = sensitivity / noise multiplier (Dwork et al. 2006), sensitivity 1, or 2 (replace one).
@@ -121,13 +117,7 @@ class Laplace(Mechanism, kind="laplace"):
     """
 
     noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        _positive("laplace", self.noise_multiplier)
-
-    @property
-    def norm(self) -> Norm:
-        return 1
+    norm: ClassVar[Norm] = 1
 
     @property
     def std(self) -> float:
@@ -157,34 +147,29 @@ def secure_exponential(size: int, rng: np.random.Generator) -> NDArray[np.float6
     rounding moves a value by less than 2^-51 max(1, E). So wherever an interval of length g lies, its probability is
     that of Exp(1) times 1 +- 2^-50 max(1, E) / g, and never 0.
     """
-    return np.asarray(_halvings(size, rng) * math.log(2) - np.log1p(-0.5 * rng.random(size)), dtype=np.float64)
-
-
-def _halvings(size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Zero bits before the first one bit: P(k) = 2^-(k+1) for every k, word after word of 64 bits."""
-    found, still_zero = np.zeros(size, dtype=np.int64), np.arange(size)
-    while len(still_zero):
+    halvings, still_zero = np.zeros(size, dtype=np.int64), np.arange(size)
+    while len(still_zero):  # count zero bits before the first one bit, by words of 64 bits
         words = rng.integers(2**64, size=len(still_zero), dtype=np.uint64)
         lowest = (words & (~words + np.uint64(1))).astype(np.float64)  # the lowest one bit: a power of two, or 0
         zeros = np.where(lowest > 0, np.frexp(lowest)[1] - 1, 64)
-        found[still_zero] += zeros
+        halvings[still_zero] += zeros
         still_zero = still_zero[zeros == 64]
-    return found
+    return np.asarray(halvings * math.log(2) - np.log1p(-0.5 * rng.random(size)), dtype=np.float64)
 
 
 class Distribution(Protocol):
-    """One coordinate of the noise. A frozen distribution of scipy.stats is one, continuous or discrete."""
+    """The distribution of one coordinate of the noise, such as a frozen distribution of scipy.stats."""
 
     def cdf(self, x: Floats, /) -> Floats:
-        """P[noise <= x]."""
+        """Return P[noise <= x]."""
 
     def sf(self, x: Floats, /) -> Floats:
-        """P[noise > x]: 1 - cdf, without losing the digits of a far tail."""
+        """Return P[noise > x] = 1 - cdf(x), precise in the tail."""
 
 
 @dataclass(frozen=True)
 class Normal:
-    """N(0, std^2)."""
+    """The normal distribution N(0, std^2)."""
 
     std: float
 
@@ -199,7 +184,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class LaplaceSum:
-    """The sum of independent Laplace(scale), one for each scale."""
+    """The distribution of a sum of independent Laplace(scale) variables, one for each scale."""
 
     scales: tuple[float, ...]
 
@@ -217,70 +202,61 @@ def laplace_sum_tail(x: Floats, scales: tuple[float, ...]) -> Floats:
     The sum is a difference of two chains of exponential clocks. Once the second chain has run out, the first has some
     clocks left; at the rate 1 / b these need k ticks with probability p_k. For n equal scales k is at most n.
     """
-    ticks = _ticks(1.0 / np.asarray(scales))
-    fast = np.asarray(x, dtype=np.float64) / min(scales)
-    if len(ticks) <= 64 or fast.size <= _GRID:
-        return _mixture(fast, ticks)
-    grid = np.linspace(0.0, float(fast.max()), _GRID)
-    return np.exp(np.interp(fast, grid, np.log(np.maximum(_mixture(grid, ticks), 1e-300))))
-
-
-def _mixture(fast: Floats, ticks: Floats) -> Floats:
     from scipy.special import gammaincc
 
-    found = np.zeros_like(fast)
-    for k, p in enumerate(ticks, start=1):
-        if p:
-            found += p * gammaincc(k, fast)
-    return found
-
-
-def _ticks(rates: Floats) -> Floats:
-    """p_k: the chance that the clocks left need k ticks; a tick ends clock i with probability rate_i / fastest."""
-    state, ends = _left(rates), rates / rates.max()
-    found: list[float] = []
-    while state.sum() > 1e-17 and len(found) < 100_000:
-        done = state * ends
-        found.append(float(done[-1]))
-        state = state - done
-        state[1:] += done[:-1]
-    return np.asarray(found)
-
-
-def _left(rates: Floats) -> Floats:
-    """The chance that, of two equal chains of clocks, the second runs out first, while the first runs clock i."""
+    rates = 1.0 / np.asarray(scales)
     count = len(rates)
-    reached = np.zeros((count + 1, count + 1))  # [clock of the first chain, clock of the second]
+    reached = np.zeros((count + 1, count + 1))  # P[the chains reach clocks i and j]
     reached[0, 0] = 1.0
     for i in range(count):
         for j in range(count):
             first = rates[i] / (rates[i] + rates[j])
             reached[i + 1, j] += reached[i, j] * first
             reached[i, j + 1] += reached[i, j] * (1.0 - first)
-    return reached[:count, count].copy()
+    state, ends = reached[:count, count].copy(), rates / rates.max()  # the first chain is at clock i; a tick ends it
+    ticks: list[float] = []  # p_1, p_2, ...
+    while state.sum() > 1e-17 and len(ticks) < 100_000:
+        done = state * ends
+        ticks.append(float(done[-1]))
+        state = state - done
+        state[1:] += done[:-1]
 
+    def mixture(fast: Floats) -> Floats:
+        found = np.zeros_like(fast)
+        for k, p in enumerate(ticks, start=1):
+            found += p * gammaincc(k, fast) if p else 0.0
+        return found
+
+    fast = np.asarray(x, dtype=np.float64) / min(scales)
+    if len(ticks) <= 64 or fast.size <= _GRID:
+        return mixture(fast)
+    grid = np.linspace(0.0, float(fast.max()), _GRID)
+    return np.exp(np.interp(fast, grid, np.log(np.maximum(mixture(grid), 1e-300))))
+
+
+# ---- releases of columns before the first round ----------------------------------------------------------------------
 
 Values = NDArray[np.float64]
 MOST_BINS = 4096
-STEEP = 1e4  # of a log grid: its last bin is about so many times as wide as its first
+STEEP = 1e4  # about the width of the last bin of a log grid over that of the first
 
 
 class Preparation(Part):
-    """One release of one column before the first round."""
+    """One release of one column before the first round, so that ranges and means are not read off private rows."""
 
     column: str
     epsilon: float
 
     @abstractmethod
     def message(self, shares: Values, unit: Unit) -> Values:
-        """What the values of one client, or of one silo's records, come to: a unit moves it by at most 1 in L1."""
+        """Return the message of one client, or of one silo's records: one unit changes it by at most 1 in L1 norm."""
 
     @abstractmethod
     def noise(self, relation: Relation) -> Laplace:
-        """What is added to a message so that the release costs `epsilon` when neighbours differ by `relation`."""
+        """Return the mechanism under which the release costs `epsilon` when neighbours differ by `relation`."""
 
     def event(self, relation: Relation) -> Event:
-        """What the release costs; `relation` is that of the cost's first line, by which its noise is sized."""
+        """Return the privacy event of the release; `relation` is that of the cost's first line."""
         return self.noise(relation).event()
 
 
@@ -302,19 +278,17 @@ class Histogram(Preparation, kind="histogram"):
     grid: Literal["even", "log"] = "even"
 
     def __post_init__(self) -> None:
-        if not positive(self.epsilon):
-            needed = "a positive number"
-            raise PlanError("preparation", f"epsilon {brief_repr(self.epsilon)} for {self.column!r}", needed)
-        if not -1e300 < self.low < self.high < 1e300:
-            found = f"the range from {brief_repr(self.low)} to {brief_repr(self.high)} for {self.column!r}"
-            raise PlanError("preparation", found, "two public numbers, low < high, that all values may lie between")
-        if not 2 <= self.bins <= MOST_BINS:
-            found = f"{brief_repr(self.bins)} bins for {self.column!r}"
-            raise PlanError("preparation", found, f"from 2 to {MOST_BINS}")
+        found = f"epsilon {brief_repr(self.epsilon)} for {self.column!r}"
+        require(positive(self.epsilon), "preparation", found, "a positive number")
+        found = f"the range from {brief_repr(self.low)} to {brief_repr(self.high)} for {self.column!r}"
+        fits = -1e300 < self.low < self.high < 1e300
+        require(fits, "preparation", found, "two public numbers, low < high, that all values may lie between")
+        found = f"{brief_repr(self.bins)} bins for {self.column!r}"
+        require(2 <= self.bins <= MOST_BINS, "preparation", found, f"from 2 to {MOST_BINS}")
 
     @property
     def edges(self) -> Values:
-        """Public bounds of the bins as shares of the range, [bins + 1]; on a log grid narrow near `low`."""
+        """Public edges of the bins as shares of the range, [bins + 1]; on a log grid narrow near `low`."""
         even = np.linspace(0.0, 1.0, self.bins + 1)
         return even if self.grid == "even" else np.expm1(even * math.log1p(STEEP)) / STEEP
 
@@ -322,23 +296,21 @@ class Histogram(Preparation, kind="histogram"):
         return Laplace(sensitivity(relation) / self.epsilon)
 
     def message(self, shares: Values, unit: Unit) -> Values:
-        """[bins]: counts of one silo's records, each 1; of a client, parts of one."""
+        """Return [bins]: counts of one silo's records; for a client, shares that add up to 1."""
         present = np.clip(shares[shares >= 0], 0.0, 1.0)
         place = np.searchsorted(self.edges[1:-1], present, side="right")
         counts = np.bincount(place, minlength=self.bins).astype(np.float64)
         return counts / max(len(present), 1) if unit == "client" else counts
 
-    # ---- what can be read off the noised sum, at no cost -------------------------------------------------------------
-
     def cumulated(self, total: Values) -> Values:
-        """The nearest that grows to the noised cumulated counts, from 0 to 1: [bins + 1]."""
+        """Return the cumulative distribution [bins + 1]: isotonic regression of the noised cumulative counts."""
         from scipy.optimize import isotonic_regression
 
         grown = np.maximum(isotonic_regression(np.cumsum(total)).x, 0.0)
         return np.concatenate([[0.0], grown / grown[-1]]) if grown[-1] > 0 else self.edges
 
     def quantile(self, total: Values, level: float) -> float:
-        """Where the cumulated counts reach `level`: a share of the range, between two edges of a bin."""
+        """Return the `level` quantile as a share of the range, interpolated between the edges of a bin."""
         below, edges = self.cumulated(total), self.edges
         place = min(max(int(np.searchsorted(below, level, side="left")), 1), self.bins)
         rise = below[place] - below[place - 1]
@@ -346,16 +318,16 @@ class Histogram(Preparation, kind="histogram"):
         return float(edges[place - 1] + np.clip(inside, 0.0, 1.0) * (edges[place] - edges[place - 1]))
 
     def mean(self, total: Values) -> float:
-        """The mean of the middles of the bins under what `cumulated` says: a share of the range."""
+        """Return the mean of the bins' midpoints under `cumulated`, as a share of the range."""
         middles = (self.edges[1:] + self.edges[:-1]) / 2
         return float(np.diff(self.cumulated(total)) @ middles)
 
     def span(self, total: Values, levels: tuple[float, float]) -> tuple[float, float]:
-        """Two quantiles, at least a bin apart: a range of shares that can be scaled by."""
+        """Return two quantiles as shares of the range, or the edges of one bin if the quantiles coincide."""
         low, high = (self.quantile(total, level) for level in levels)
         place = min(int(np.searchsorted(self.edges, low, side="right")), self.bins)
         return (low, high) if high > low + 1e-9 else (float(self.edges[place - 1]), float(self.edges[place]))
 
     def value(self, share: float) -> float:
-        """A share of the range in the column's own unit."""
+        """Convert a share of the range to the column's unit."""
         return self.low + share * (self.high - self.low)

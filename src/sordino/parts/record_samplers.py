@@ -1,17 +1,15 @@
-"""Record samplers: which of a silo's records a round reads, and the amplified event of one record.
+"""Record samplers: which records of a silo each step reads, and how that amplifies privacy. `BatchGradient` has one.
 
-`SamplingLaw` is how samplers of records and of clients state for `sordino audit` how they draw.
-
-The sampling stays inside the silo, so it amplifies even against one who reads every message. `sizes` are public: one
-number of records per silo, or one number for all. The batch is a constant of the plan, never the number that happened
-to come.
+The sampling stays inside the silo, so it amplifies even against an adversary who reads every message. `sizes` are
+public: one number of records per silo, or one number for all. The batch size is a constant of the plan, never the
+realised number of records. `SamplingLaw` states to `sordino audit` how clients or records are drawn.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import ClassVar
@@ -22,9 +20,9 @@ from numpy.typing import NDArray
 from sordino.accounting.events import Event, FixedSampled, PoissonSampled, Relation
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
-from sordino.errors import PlanError, brief_repr
+from sordino.errors import brief_repr
 from sordino.parts.mechanisms import Floats
-from sordino.parts.schedules import CLIENTS, positive
+from sordino.parts.schedules import CLIENTS, positive, require
 from sordino.rng import Seeded
 
 Rows = NDArray[np.int64]
@@ -32,18 +30,18 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SamplingLaw:
-    """How units (clients, or the records of a silo) are drawn.
+    """The distribution by which units (clients, or the records of a silo) are drawn.
 
     inclusion           P[a unit is drawn in round t]: a number for all, or a function t -> [population]
-    size                exactly so many are drawn in every round; None: their number varies
-    cap                 never more than so many
-    size_sf             (t, k) -> P[more than k are drawn in round t], where the number varies; None: not stated
+    size                number of units drawn in every round; None: the number varies
+    cap                 largest number of units drawn in a round
+    size_sf             (t, k) -> P[more than k units are drawn in round t], where the number varies; None: not stated
     independent         within a round units are drawn independently, or negatively associated (without replacement);
-                        False: any dependence within a round, as of whole groups
-    secret              every round's draw is independent of the others and foreseen by nobody; False: it is public, and
-                        the cost rests on the next two alone
-    max_participations  rounds -> the most of them that one unit is in
-    min_separation      any two rounds of one unit are at least so many rounds apart
+                        False: any dependence within a round, such as whole groups
+    secret              each round is drawn independently of the others and unpredictably; False: the draw is public,
+                        and the cost rests on the next two fields alone
+    max_participations  rounds -> the most of these rounds that one unit is in
+    min_separation      least distance in rounds between two rounds of one unit
     """
 
     population: int
@@ -57,20 +55,19 @@ class SamplingLaw:
     min_separation: int | None = None
 
     def inclusions(self, t: int) -> Floats:
-        """P[drawn in round t] of every unit."""
+        """Return P[drawn in round t] of every unit: [population]."""
         found = self.inclusion(t) if callable(self.inclusion) else self.inclusion
         return np.broadcast_to(np.asarray(found, dtype=np.float64), (self.population,))
 
 
-def independent_coins(population: int, rate: float, cap: int | None = None) -> SamplingLaw:
-    """Poisson sampling: each unit by its own coin; of more than `cap` a uniform subset of that many stays."""
+def poisson_law(population: int, rate: float, cap: int | None = None) -> SamplingLaw:
+    """Return the law of Poisson sampling; where more than `cap` units are drawn, a uniform subset of `cap` remains."""
     from scipy.special import bdtrc
 
-    if cap is not None and cap >= population:
-        cap = None
+    cap = None if cap is not None and cap >= population else cap
+    most = population if cap is None else cap
 
     def size_sf(t: int, k: int) -> float:
-        most = population if cap is None else cap
         return 0.0 if k >= most else float(bdtrc(k, population, rate))
 
     mean = population * rate if cap is None else math.fsum(size_sf(0, k) for k in range(cap))  # E min(B, cap)
@@ -89,79 +86,76 @@ class RecordSampler(Part):
     @abstractmethod
     @returns(lambda found, *_: number(found, 0.0, above=True))
     def count(self) -> float:
-        """Records in a batch, on average: what a sum is divided by."""
+        """Expected number of records in a batch: the denominator of a sum over the batch."""
 
     @abstractmethod
     @returns(lambda found, part, t, silo, size, rng: array(found, (None,), "i", 0, size))
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
-        """Positions among the silo's `size` records."""
+        """Return the positions, among the silo's `size` records, of the batch of step t."""
 
     @returns(of_type(Event))
     def amplify(self, event: Event, silo: int) -> Event:
-        """The event for one record of a silo, to one who does not see which were read."""
+        """Return the event for one record of a silo, for an adversary who does not see which records were read."""
         return event
 
     def law(self, silo: int) -> SamplingLaw | None:
-        """How a silo's records are drawn, step by step, for `sordino audit` to compare draws with; None: not stated."""
+        """Return the distribution of a silo's batches, which `sordino audit` tests draws against; None: not stated."""
         return None
 
     def public_law(self, silo: int, size: int) -> SamplingLaw:
-        """Of batches of `size` that nobody needs to keep secret: the cost rests on `most` and `apart` alone."""
-        most = partial(self.max_participations, silo=silo)
-        return SamplingLaw(
-            self.size(silo), size=size, secret=False, max_participations=most, min_separation=self.min_separation(silo)
-        )
+        """Return the law of public batches of `size` records: the cost rests on participation and separation alone."""
+        most, apart = partial(self.max_participations, silo=silo), self.min_separation(silo)
+        return SamplingLaw(self.size(silo), size=size, secret=False, max_participations=most, min_separation=apart)
 
     def size(self, silo: int) -> int:
-        """How many records a silo has declared."""
+        """Return the declared number of records of a silo."""
         return self.sizes[silo] if len(self.sizes) > 1 else self.sizes[0]
 
     def epoch(self, step: int, silo: int) -> int:
-        """Steps of the same epoch read disjoint records; unless a sampler says more, each step is its own."""
+        """Return the epoch of a step; steps of the same epoch read disjoint records. Default: one step per epoch."""
         return step
 
     def max_participations(self, steps: int, silo: int) -> int:
-        """In how many of the first `steps` steps one record is read, at most."""
+        """Return the most of the first `steps` steps that read one record."""
         return self.epoch(steps - 1, silo) + 1 if steps > 0 else 0
 
     def min_separation(self, silo: int) -> int | None:
-        """Any two steps that read one record are at least so many steps from each other; None: nothing is promised."""
+        """Return the least distance between two steps that read one record; None: no distance is guaranteed."""
         return None
 
     def block(self, step: int, silo: int) -> tuple[int, int, int] | None:
-        """All that a step reads: positions start to stop of public order o, as (o, start, stop); None: nobody says."""
+        """Return (o, start, stop) if a step reads positions start to stop of public order o; None: not stated."""
         return None
 
     def max_repeated_reads(self, steps: int, silo: int) -> int:
-        """In how many of any `steps` steps in a row one record is read, at most: what running them again costs."""
+        """Return the most of any `steps` consecutive steps that read one record: the cost of running them again."""
         return steps
 
     def max_rounds(self) -> int | None:
-        """The most rounds that can be run; None: any number."""
+        """Return the most rounds that can be run; None: any number."""
         return None
 
     def shrunk(self, sizes: tuple[int, ...], share: float, rounds: int) -> RecordSampler | None:
-        """The same sampling for smaller silos of `sizes`, this share of its own, and so many rounds."""
+        """Return the same sampling for `rounds` rounds of smaller silos of `sizes`, about `share` of these silos."""
         return None
 
     def for_silos(self, silos: int) -> RecordSampler:
-        """The same sampler for the first silos only."""
+        """Return the same sampler for the first `silos` silos."""
         return replace(self, sizes=self.sizes[:silos]) if len(self.sizes) > 1 else self  # type: ignore[type-var]
 
     def check(self, population: int) -> None:
-        """Refuse a list of sizes that does not fit the silos."""
-        if len(self.sizes) not in (1, population):
-            found = f"{len(self.sizes)} sizes for {population} silos"
-            raise PlanError("records", found, "one size per silo, or one for all", "set sizes in records")
+        """Refuse a list of sizes that does not match the number of silos."""
+        found, needed = f"{len(self.sizes)} sizes for {population} silos", "one size per silo, or one for all"
+        require(len(self.sizes) in (1, population), "records", found, needed, "set sizes in records")
 
 
 def _check(sizes: tuple[int, ...], batch: float) -> None:
-    if not sizes or min(sizes) < 1 or max(sizes) > CLIENTS:
-        needed = f"at least one record in each silo, and at most {CLIENTS:,}"
-        raise PlanError("records", f"sizes {brief_repr(list(sizes))}", needed)
-    if not (positive(batch) and batch <= min(sizes)):
-        found = f"a batch of {batch:g} where the smallest silo has {min(sizes)} records"
-        raise PlanError("records", found, "a batch above 0, and no larger than the smallest silo", "lower batch")
+    needed = f"at least one record in each silo, and at most {CLIENTS:,}"
+    fits = len(sizes) > 0 and min(sizes) >= 1 and max(sizes) <= CLIENTS
+    require(fits, "records", f"sizes {brief_repr(list(sizes))}", needed)
+    found = f"a batch of {batch:g} where the smallest silo has {min(sizes)} records"
+    needed, fits = "a batch above 0, and no larger than the smallest silo", positive(batch) and batch <= min(sizes)
+    require(fits, "records", found, needed, "lower batch")
 
 
 @dataclass(frozen=True)
@@ -194,7 +188,7 @@ class AllRecords(RecordSampler, kind="all_records"):
 
 
 class _Batches(RecordSampler):
-    """Batches of `batch` records, in number or on average: a constant of the plan."""
+    """Batches of `batch` records, exactly or on average: a constant of the plan."""
 
     batch: float
 
@@ -219,14 +213,14 @@ class PoissonRecords(_Batches, kind="poisson_records"):
     fixed: ClassVar[bool] = False
 
     def rate(self, silo: int) -> float:
-        """The coin of one record."""
+        """Return the probability that one record of a silo is drawn."""
         return self.batch / self.size(silo)
 
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
         return rng.choice(size, int(rng.binomial(size, self.rate(silo))), replace=False, shuffle=False).astype(np.int64)
 
     def law(self, silo: int) -> SamplingLaw:
-        return independent_coins(self.size(silo), self.rate(silo))
+        return poisson_law(self.size(silo), self.rate(silo))
 
     def amplify(self, event: Event, silo: int) -> Event:
         return PoissonSampled(self.rate(silo), event)
@@ -259,7 +253,7 @@ class FixedRecords(_Batches, kind="fixed_records"):
 
 
 def subsets(sizes: Sequence[Rows], batch: int, rngs: Sequence[np.random.Generator]) -> Rows:
-    """For each size a uniformly random set of `batch` numbers below it: [sum of m, batch], each group by its own coins.
+    """Draw a uniformly random set of `batch` numbers below each size: [sum of m, batch], one generator per group.
 
     Floyd's algorithm, all at once: step j draws a number up to size - batch + j and takes it, or, if it was taken
     before, size - batch + j itself. A number below n is n times one of 2^53 equidistant points of [0, 1), rounded down.
@@ -274,8 +268,33 @@ def subsets(sizes: Sequence[Rows], batch: int, rngs: Sequence[np.random.Generato
     return picks.T
 
 
+class _PublicBatches(_Batches):
+    """Public permutations of a silo's records, cut into size // batch batches; the remainder is not read."""
+
+    batch: int
+    disjoint: ClassVar[bool] = True
+
+    @abstractmethod
+    def order(self, epoch: int) -> int:
+        """Return the number of the public permutation that an epoch reads."""
+
+    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
+        epoch, place = divmod(t, size // self.batch)
+        return _public_order(silo, size, self.order(epoch))[place * self.batch : (place + 1) * self.batch]
+
+    def law(self, silo: int) -> SamplingLaw:
+        return self.public_law(silo, self.batch)
+
+    def epoch(self, step: int, silo: int) -> int:
+        return step // (self.size(silo) // self.batch)
+
+    def block(self, step: int, silo: int) -> tuple[int, int, int] | None:
+        epoch, place = divmod(step, self.size(silo) // self.batch)
+        return self.order(epoch), place * self.batch, (place + 1) * self.batch
+
+
 @dataclass(frozen=True)
-class OnePass(_Batches, kind="one_pass"):
+class OnePass(_PublicBatches, kind="one_pass"):
     """Round t reads the t-th block of a public permutation: disjoint batches, so each record is in one release.
 
     Guarantee: replace one record (sensitivity 2), parallel composition: the whole run costs one release. The
@@ -285,19 +304,18 @@ class OnePass(_Batches, kind="one_pass"):
 
     batch: int
     sizes: tuple[int, ...]
-    disjoint: ClassVar[bool] = True
+
+    def order(self, epoch: int) -> int:
+        return 0
 
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
-        return _order(silo, size)[t * self.batch : (t + 1) * self.batch]
-
-    def law(self, silo: int) -> SamplingLaw:
-        return self.public_law(silo, self.batch)
+        return _public_order(silo, size, 0)[t * self.batch : (t + 1) * self.batch]
 
     def epoch(self, step: int, silo: int) -> int:
         return 0
 
     def min_separation(self, silo: int) -> int | None:
-        return self.size(silo) // self.batch  # at most one step: any distance is true
+        return self.size(silo) // self.batch  # a record is read at most once, so any distance holds
 
     def block(self, step: int, silo: int) -> tuple[int, int, int] | None:
         return 0, step * self.batch, (step + 1) * self.batch
@@ -312,37 +330,12 @@ class OnePass(_Batches, kind="one_pass"):
         return OnePass(max(1, min(sizes) // rounds), sizes)
 
 
-class _Epochs(_Batches):
-    """A public order of a silo's records, cut into size // batch batches; a rest sits the epoch out."""
-
-    batch: int
-    disjoint: ClassVar[bool] = True
-
-    @abstractmethod
-    def order(self, epoch: int) -> int:
-        """Which of the public orders an epoch is read in."""
-
-    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
-        first = t % (size // self.batch) * self.batch
-        return _order(silo, size, self.order(t // (size // self.batch)))[first : first + self.batch]
-
-    def law(self, silo: int) -> SamplingLaw:
-        return self.public_law(silo, self.batch)
-
-    def epoch(self, step: int, silo: int) -> int:
-        return step // (self.size(silo) // self.batch)
-
-    def block(self, step: int, silo: int) -> tuple[int, int, int] | None:
-        first = step % (self.size(silo) // self.batch) * self.batch
-        return self.order(self.epoch(step, silo)), first, first + self.batch
-
-
 @dataclass(frozen=True)
-class ShuffledRecords(_Epochs, kind="shuffled_records"):
+class ShuffledRecords(_PublicBatches, kind="shuffled_records"):
     """Epoch e is a public permutation of a silo's records, cut into size // batch batches; a rest sits the epoch out.
 
     What an ordinary shuffled loader does. Guarantee: replace one record (sensitivity 2); a record is in one release per
-    epoch, so T rounds cost ceil(T / (size // batch)) of them; nothing is amplified, so the coins need not be secret.
+    epoch, so T rounds cost ceil(T / (size // batch)) of them; nothing is amplified, so the order need not be secret.
     """
 
     batch: int
@@ -352,14 +345,14 @@ class ShuffledRecords(_Epochs, kind="shuffled_records"):
         return 1 + epoch
 
     def min_separation(self, silo: int) -> int | None:
-        return 1  # the last of one epoch may be the first of the next
+        return 1  # the last record of one epoch may be the first of the next
 
     def max_repeated_reads(self, steps: int, silo: int) -> int:
         return min(steps, 1 + -(-(steps - 1) // (self.size(silo) // self.batch)))
 
 
 @dataclass(frozen=True)
-class RecordsInTurn(_Epochs, kind="records_in_turn"):
+class RecordsInTurn(_PublicBatches, kind="records_in_turn"):
     """One public permutation of a silo's records, cut into size // batch batches that come in turn, epoch after epoch.
 
     A loader that was shuffled once; a rest is never read. Guarantee: replace one record (sensitivity 2); its reads are
@@ -383,22 +376,16 @@ class RecordsInTurn(_Epochs, kind="records_in_turn"):
 
 
 @lru_cache(maxsize=64)
-def _order(silo: int, size: int, epoch: int = 0) -> Rows:
-    """A public permutation of a silo's records: in every run the same."""
-    return Seeded(0).at(epoch, "one pass", silo).permutation(size).astype(np.int64)
+def _public_order(silo: int, size: int, number: int) -> Rows:
+    return Seeded(0).at(number, "one pass", silo).permutation(size).astype(np.int64)
 
 
 def batches(sampler: RecordSampler, t: int, silo: int, size: int, rng: np.random.Generator, steps: int) -> Rows:
-    """`steps` batches of one silo in one round: [steps, b], padded with -1."""
+    """Draw the `steps` batches of one silo in round t: [steps, b], padded with -1."""
     if isinstance(sampler, FixedRecords) and sampler.batch == 1:
         return rng.integers(size, size=(steps, 1))
-    drawn = list(_drawn(sampler, t * steps, silo, size, rng, steps))
+    drawn = [sampler.draw(step, silo, size, rng) for step in range(t * steps, (t + 1) * steps)]
     table = np.full((steps, max(max(len(rows) for rows in drawn), 1)), -1, dtype=np.int64)
     for row, rows in zip(table, drawn, strict=True):
         row[: len(rows)] = rows
     return table
-
-
-def _drawn(s: RecordSampler, first: int, silo: int, size: int, rng: np.random.Generator, steps: int) -> Iterator[Rows]:
-    for step in range(first, first + steps):
-        yield s.draw(step, silo, size, rng)

@@ -1,7 +1,7 @@
-"""Schedules: public numbers that change with the round; and the ranges of numbers that parts accept.
+"""Schedules: public numbers that change with the round, and the checks of numbers that all parts use.
 
-A plain float is constant. `finite`, `positive`, `natural` and `share` check all their values at once, within what
-float32 holds; they pass over None and over a `Schedule`, whose values the plan checks.
+A plain float is a constant schedule. `finite`, `positive`, `natural` and `share` check all their arguments at once,
+within the range of float32; they accept None, and a `Schedule`, whose values the plan checks.
 """
 
 from __future__ import annotations
@@ -10,51 +10,54 @@ import math
 import sys
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from sordino.codec import Part
 from sordino.codec.boundary import of_type, returns
 from sordino.errors import PlanError, brief_repr
 
+HUGE = 3e38  # about the largest float32
+TINY = 1e-38  # about the smallest float32 with full precision
+MOST = 10**6  # largest accepted number of epochs, steps or layers
+CLIENTS = 10**10  # largest accepted number of clients or records
+
+
+def require(holds: bool, rule: str, found: str, needed: str, fix: str = "") -> None:
+    """Raise `PlanError(rule, found, needed, fix)` unless a condition holds."""
+    if not holds:
+        raise PlanError(rule, found, needed, fix)
+
 
 class Schedule(Part):
     """A public scalar per round, fixed before the run."""
 
-    learned: ClassVar[bool] = False  # True: later values are read off releases, and `at` says the first one only
-    monotone: ClassVar[bool] = False  # True: it only falls, or only grows, so that its ends say how far it goes
+    learned: ClassVar[bool] = False  # True: `at` gives the first value; later values are read off releases
+    monotone: ClassVar[bool] = False  # True: never rises or never falls, so its first and last values bound it
+    per_step: ClassVar[bool] = False  # True: the value changes from one local step of a round to the next
 
     @abstractmethod
     @returns(of_type(float, int))
     def at(self, t: int) -> float:
-        """The value in round t, counted from 0."""
-
-    @property
-    def per_step(self) -> bool:
-        """Whether the value changes from one local step of a round to the next."""
-        return False
+        """Return the value in round t, counted from 0."""
 
     def at_step(self, t: int, j: int, steps: int) -> float:
-        """The value in local step j of round t, both counted from 0, where a round has so many steps."""
+        """Return the value in local step j (from 0) of round t, where a round has `steps` local steps."""
         return self.at(t)
 
     def span(self, rounds: int) -> tuple[float, float]:
-        """The least and the largest value of a run; NaN, twice, if one is not a number."""
-        low, high = math.inf, -math.inf
-        for value in map(self.at, (0, rounds - 1) if self.monotone else range(rounds)):
-            if math.isnan(value):
-                return math.nan, math.nan
-            low, high = min(low, value), max(high, value)
-        return low, high
+        """Return the least and the largest value of a run; (NaN, NaN) if one value is NaN."""
+        values = [self.at(t) for t in ((0, rounds - 1) if self.monotone else range(rounds))]
+        return (math.nan, math.nan) if any(map(math.isnan, values)) else (min(values), max(values))
 
 
-def _finite(**values: float) -> None:
+def _require_finite(**values: float) -> None:
     for name, value in values.items():
-        if not -sys.float_info.max <= value <= sys.float_info.max:
-            raise PlanError("schedule", f"{name} = {brief_repr(value)}", "a finite number")
+        fits = -sys.float_info.max <= value <= sys.float_info.max
+        require(fits, "schedule", f"{name} = {brief_repr(value)}", "a finite number")
 
 
 def _power(base: float, n: int) -> float:
-    """base^n, infinite where a float cannot hold it."""
     try:
         return float(base) ** n
     except OverflowError:
@@ -69,7 +72,7 @@ class Constant(Schedule, kind="constant"):
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _finite(value=self.value)
+        _require_finite(value=self.value)
 
     def at(self, t: int) -> float:
         return self.value
@@ -84,9 +87,9 @@ class Decay(Schedule, kind="decay"):
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _finite(start=self.start, factor=self.factor)
-        if not self.factor > 0:
-            raise PlanError("schedule", f"decay factor {self.factor}", "a positive number", "0.99 loses 1% a round")
+        _require_finite(start=self.start, factor=self.factor)
+        found = f"decay factor {self.factor}"
+        require(self.factor > 0, "schedule", found, "a positive number", "0.99 loses 1% a round")
 
     def at(self, t: int) -> float:
         return self.start * _power(self.factor, t) if self.start else 0.0
@@ -102,9 +105,8 @@ class Linear(Schedule, kind="linear"):
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _finite(start=self.start, end=self.end)
-        if self.rounds < 1:
-            raise PlanError("schedule", f"linear over {self.rounds} rounds", "at least 1 round")
+        _require_finite(start=self.start, end=self.end)
+        require(self.rounds >= 1, "schedule", f"linear over {self.rounds} rounds", "at least 1 round")
 
     def at(self, t: int) -> float:
         return self.start + (self.end - self.start) * min(t / self.rounds, 1.0)
@@ -123,9 +125,8 @@ class InverseTime(Schedule, kind="inverse_time"):
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _finite(scale=self.scale, shift=self.shift)
-        if not self.shift > 0:
-            raise PlanError("schedule", f"shift = {self.shift}", "a positive number", "1 begins at `scale`")
+        _require_finite(scale=self.scale, shift=self.shift)
+        require(self.shift > 0, "schedule", f"shift = {self.shift}", "a positive number", "1 begins at `scale`")
 
     def at(self, t: int) -> float:
         return self.scale / (self.shift + t)
@@ -141,17 +142,11 @@ class Piecewise(Schedule, kind="piecewise"):
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _finite(start=self.start, factor=self.factor)
-        if self.factor < 0:
-            raise PlanError("schedule", f"piecewise factor {self.factor}", "a number of at least 0")
+        _require_finite(start=self.start, factor=self.factor)
+        require(self.factor >= 0, "schedule", f"piecewise factor {self.factor}", "a number of at least 0")
 
     def at(self, t: int) -> float:
         return self.start * _power(self.factor, sum(t >= milestone for milestone in self.milestones))
-
-
-def at(value: float | Schedule, t: int) -> float:
-    """The number that a field means in round t."""
-    return value.at(t) if isinstance(value, Schedule) else float(value)
 
 
 @dataclass(frozen=True)
@@ -164,10 +159,7 @@ class PerStep(Schedule, kind="per_step"):
     """
 
     schedule: Schedule
-
-    @property
-    def per_step(self) -> bool:
-        return True
+    per_step: ClassVar[bool] = True
 
     def span(self, rounds: int) -> tuple[float, float]:
         return self.schedule.span(rounds)
@@ -190,12 +182,11 @@ class Travelled(Schedule, kind="travelled"):
     steps: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.steps <= 10**6:
-            found = f"travelled over {brief_repr(self.steps)} steps"
-            raise PlanError("schedule", found, "from 1 to 1,000,000 steps a round")
+        found = f"travelled over {brief_repr(self.steps)} steps"
+        require(1 <= self.steps <= 10**6, "schedule", found, "from 1 to 1,000,000 steps a round")
 
     def span(self, rounds: int) -> tuple[float, float]:
-        """Bounds: all steps as small, or as large, as any."""
+        """Return bounds: every step as small, or as large, as any step of the run."""
         low, high = self.schedule.span(rounds * self.steps)
         return low * self.steps, high * self.steps
 
@@ -211,14 +202,14 @@ class Scaled(Schedule, kind="scaled"):
     factor: float
 
     def __post_init__(self) -> None:
-        _finite(factor=self.factor)
+        _require_finite(factor=self.factor)
 
     def span(self, rounds: int) -> tuple[float, float]:
         ends = [self.factor * end for end in self.schedule.span(rounds)]
         return min(ends), max(ends)
 
     @property
-    def per_step(self) -> bool:
+    def per_step(self) -> bool:  # type: ignore[override]
         return self.schedule.per_step
 
     def at(self, t: int) -> float:
@@ -228,60 +219,45 @@ class Scaled(Schedule, kind="scaled"):
         return self.factor * self.schedule.at_step(t, j, steps)
 
 
+def at(value: float | Schedule, t: int) -> float:
+    """Return the value of a number or a schedule in round t."""
+    return value.at(t) if isinstance(value, Schedule) else float(value)
+
+
 def scaled(value: float | Schedule, factor: float) -> float | Schedule:
-    """factor times a number or a schedule."""
+    """Return factor times a number or a schedule."""
     return Scaled(value, factor) if isinstance(value, Schedule) else factor * value
 
 
 def changes_inside(value: float | Schedule) -> bool:
-    """Whether a number changes from one local step of a round to the next."""
+    """Return whether a value changes from one local step of a round to the next."""
     return isinstance(value, Schedule) and value.per_step
 
 
-def paces(value: float | Schedule, t: int, steps: int) -> list[float]:
-    """What a field means in each of the local steps of round t."""
+def step_values(value: float | Schedule, t: int, steps: int) -> list[float]:
+    """Return the value of a number or a schedule in each local step of round t."""
     if isinstance(value, Schedule) and value.per_step:
         return [value.at_step(t, j, steps) for j in range(steps)]
     return [at(value, t)] * steps
 
 
 def travelled(value: float | Schedule, t: int, steps: int) -> float:
-    """The sum of `paces`."""
-    return math.fsum(paces(value, t, steps)) if changes_inside(value) else steps * at(value, t)
+    """Return the sum of a number or a schedule over the local steps of round t."""
+    return math.fsum(step_values(value, t, steps)) if changes_inside(value) else steps * at(value, t)
 
 
 def span_of_steps(value: float | Schedule, rounds: int, steps: int) -> tuple[float, float]:
-    """The least and the largest value in any local step of a run."""
+    """Return the least and the largest value in any local step of a run."""
     if isinstance(value, Schedule):
         return value.span(rounds * steps if value.per_step else rounds)
     return float(value), float(value)
 
 
-HUGE = 3e38  # about the largest float32
-TINY = 1e-38  # and the smallest with all its digits
-MOST = 10**6  # epochs, steps or layers: more is a slip of the pen
-CLIENTS = 10**10  # more than there are people
+def _within(low: float, high: float, *values: Any) -> bool:
+    return all(value is None or isinstance(value, Schedule) or low <= value <= high for value in values)
 
 
-def finite(*values: Any) -> bool:
-    """Any number of either sign."""
-    return all(-HUGE <= value <= HUGE for value in _numbers(values))
-
-
-def positive(*values: Any) -> bool:
-    """Above zero, and not so near that its inverse overflows."""
-    return all(TINY <= value <= HUGE for value in _numbers(values))
-
-
-def natural(*values: Any) -> bool:
-    """Zero or above."""
-    return all(0 <= value <= HUGE for value in _numbers(values))
-
-
-def share(*values: Any) -> bool:
-    """A part of a whole: above 0, at most 1."""
-    return all(TINY <= value <= 1 for value in _numbers(values))
-
-
-def _numbers(values: tuple[Any, ...]) -> list[Any]:
-    return [value for value in values if value is not None and not isinstance(value, Schedule)]
+finite = partial(_within, -HUGE, HUGE)  # any float32 number
+positive = partial(_within, TINY, HUGE)  # above 0, and large enough that the inverse does not overflow
+natural = partial(_within, 0, HUGE)  # at least 0
+share = partial(_within, TINY, 1)  # above 0, at most 1

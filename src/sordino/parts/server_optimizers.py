@@ -1,4 +1,7 @@
-"""The server's optimizer: it subtracts the mean message. Its memory is a dict of tensors: what a checkpoint holds."""
+"""Server optimizers: the step from the noised mean message to the next model. The loop calls them.
+
+The memory of an optimizer is a dict of tensors, stored in checkpoints. All of it is post-processing: no privacy cost.
+"""
 
 from __future__ import annotations
 
@@ -18,51 +21,51 @@ from sordino.codec import Part
 from sordino.codec.boundary import of_type, returns, tensors
 from sordino.errors import PlanError, brief_repr
 from sordino.parts.clipping import row_norms
-from sordino.parts.schedules import Schedule, at, finite, natural, positive
+from sordino.parts.schedules import Schedule, at, finite, natural, positive, require
 
 Memory = dict[str, Tensor]
 _DENSE = 4096  # rounds up to which a server with a changing step has its own matrix
 
 
 class ServerOptimizer(Part):
-    """init / query / step / result; query is where clients start, result is what is kept."""
+    """A server optimizer: `query` is the model that clients start from, `result` the model that the run returns."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()  # what an engine must offer for it to step
+    needs: ClassVar[frozenset[str]] = frozenset()  # what an engine must offer
 
     @property
     def by_coordinate(self) -> bool:
-        """Whether a step takes every coordinate by itself, so that the memories of many runs may be rows of one."""
+        """Whether a step treats every coordinate separately, so that memories of many runs can be stacked."""
         return False
 
     def check_rounds(self, rounds: int) -> None:
-        """Refuse a number of rounds that this server cannot step through."""
+        """Refuse a number of rounds that this optimizer does not support."""
 
     def init(self, params: Tensor) -> Memory:
-        """Memory before the first round."""
+        """Return the memory before the first round."""
         return {"params": params.clone()}
 
     def workload(self, rounds: int) -> NDArray[np.float64]:
-        """A: what models are made of, w_t = sum_s A_ts (mean of round s); its first column, or all. Else: sums."""
+        """Return the workload A, w_t = sum_s A_ts (mean of round s): its first column if Toeplitz, else all of A."""
         return np.ones(rounds)
 
     def plain_lr(self, t: int) -> float | None:
-        """lr, where round t is w <- w - lr * mean and nothing else, so that the mean can be read off two models."""
+        """Return lr if round t is exactly w <- w - lr * mean, so that two models reveal the mean; else None."""
         return None
 
     @returns(of_type(Tensor))
     def query(self, memory: Memory) -> Tensor:
-        """The model that goes out to the clients."""
+        """Return the model that is sent to the clients."""
         return memory["params"]
 
     @returns(of_type(Tensor))
     def result(self, memory: Memory) -> Tensor:
-        """The model that the run returns."""
+        """Return the model that the run returns."""
         return memory["params"]
 
     @abstractmethod
     @returns(lambda found, part, memory, *_: tensors(found, memory))
     def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
-        """Memory after a round whose mean message was `mean`."""
+        """Return the memory after a round whose mean message was `mean`."""
 
 
 @dataclass(frozen=True)
@@ -70,55 +73,55 @@ class Average:
     """Weighted mean of the models that went out to the clients:  sum_r growth^r w_r / sum_r growth^r.
 
     growth = 1 is the plain mean; 1/(1 - mu lr) is the weight gamma_r = (1 - mu lr)^-(r+1) of paper 001 (Algorithm 1,
-    Theorem 2.1) for a mu-strongly convex loss. The first `after` rounds are left out; while nothing is in the mean it
-    stands for the last model that went out. As in the paper, the model that the last step made is not in it.
+    Theorem 2.1) for a mu-strongly convex loss. The first `after` rounds are left out; until then the mean is the last
+    model that was sent. As in the paper, the model after the last step is not in the mean.
     """
 
     growth: float = 1.0
     after: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.growth < math.inf:
-            found = f"an average whose growth is {self.growth}"
-            raise PlanError("server", found, "a finite number of at least 1", "1 weighs every round alike")
-        if self.after < 0:
-            raise PlanError("server", f"an average that leaves out {self.after} rounds", "at least 0")
+        found, needed = f"an average whose growth is {self.growth}", "a finite number of at least 1"
+        require(1 <= self.growth < math.inf, "server", found, needed, "1 weighs every round alike")
+        require(self.after >= 0, "server", f"an average that leaves out {self.after} rounds", "at least 0")
 
     def share(self, count: int) -> float:
-        """Weight of the newest of `count` models in their mean: growth^count / sum_j growth^j, free of overflow."""
+        """Return the weight of the newest of `count` models, growth^count / sum_j growth^j, without overflow."""
         rate = math.log(self.growth)
         return math.expm1(-rate) / math.expm1(-count * rate) if rate else 1.0 / count
 
     def init(self, params: Tensor) -> Memory:
-        """Memory before the first round; the mean is float64, so that 10^5 small steps are not rounded away."""
+        """Return the memory before the first round; the mean is float64: 10^5 small steps are not rounded away."""
         return {"average": params.to(torch.float64, copy=True), "count": torch.zeros((), dtype=torch.int64)}
 
     def fold(self, memory: Memory) -> Memory:
-        """The mean with the model of this round in it."""
+        """Return the memory after adding the model of this round to the mean."""
         count = memory["count"] + 1
         share = self.share(max(int(count) - self.after, 1))
         return {"average": torch.lerp(memory["average"], memory["params"].double(), share), "count": count}
 
 
 def project(params: Tensor, center: Tensor, radius: float) -> Tensor:
-    """The point nearest to `params` in the L2 ball of `radius` around `center`."""
+    """Return the point nearest to `params` in the L2 ball of `radius` around `center`."""
     away = params - center
     norm = float(row_norms(away[None])[0])
     return params if norm <= radius else center + away * (radius / norm)
 
 
-def check_lr(lr: float | Schedule) -> None:
-    """Refuse a step that would leave nothing of the model: NaN, or beyond float32."""
-    if not finite(lr):
-        raise PlanError("server", f"lr = {brief_repr(lr)}", "a finite number that float32 holds", "1.0 is FedAvg's")
+def _check_lr(lr: float | Schedule) -> None:
+    found, needed = f"lr = {brief_repr(lr)}", "a finite number that float32 holds"
+    require(finite(lr), "server", found, needed, "1.0 is FedAvg's")
 
 
-def check_extras(weight_decay: float, ball: float | None) -> None:
-    """Refuse a regulariser or a ball that means nothing."""
-    if not natural(weight_decay):
-        raise PlanError("server", f"weight_decay {weight_decay}", "a finite number of at least 0")
-    if not positive(ball):
-        raise PlanError("server", f"a ball of radius {ball}", "a positive finite radius", "leave ball out for no ball")
+def _check_momentum(momentum: float) -> None:
+    require(0 <= momentum < 1, "server", f"momentum {brief_repr(momentum)}", "a number in [0, 1)")
+
+
+def _check_extras(weight_decay: float, ball: float | None) -> None:
+    found = f"weight_decay {weight_decay}"
+    require(natural(weight_decay), "server", found, "a finite number of at least 0")
+    found, fix = f"a ball of radius {ball}", "leave ball out for no ball"
+    require(positive(ball), "server", found, "a positive finite radius", fix)
 
 
 @dataclass(frozen=True)
@@ -137,14 +140,13 @@ class Sgd(ServerOptimizer, kind="sgd"):
     average: Average | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise PlanError("server", f"momentum {brief_repr(self.momentum)}", "a number in [0, 1)")
-        check_lr(self.lr)
-        check_extras(self.weight_decay, self.ball)
+        _check_momentum(self.momentum)
+        _check_lr(self.lr)
+        _check_extras(self.weight_decay, self.ball)
 
     @property
     def by_coordinate(self) -> bool:
-        """Without a ball or a mean of models; a part that steps otherwise speaks for itself."""
+        """True without a ball or an average; a subclass with another `step` must declare it."""
         return type(self).step is Sgd.step and self.ball is None and self.average is None
 
     def init(self, params: Tensor) -> Memory:
@@ -163,9 +165,9 @@ class Sgd(ServerOptimizer, kind="sgd"):
         return None if more else at(self.lr, t)
 
     def workload(self, rounds: int) -> NDArray[np.float64]:
-        """Row t is w after round t in terms of the rounds' sums; the first column alone where the step never changes.
+        """Return A, whose row t is w after round t in terms of the rounds' sums; its first column if lr is constant.
 
-        In units of the step where that is constant; the ball and the mean of models are left out.
+        In units of lr where lr is constant; the ball and the average are left out.
         """
         if not isinstance(self.lr, Schedule):
             return workload(rounds, self.momentum, self.lr * self.weight_decay)
@@ -200,29 +202,29 @@ class _Moments(ServerOptimizer):
         zeros, count = torch.zeros_like(params), torch.zeros((), dtype=torch.int64)
         return {"params": params.clone(), "first": zeros, "second": zeros.clone(), "count": count}
 
-    @abstractmethod
-    def size(self, second: Tensor, squares: Tensor) -> Tensor:
-        """The running size of the squares after one more round."""
+    def __post_init__(self) -> None:
+        _check_lr(self.lr)
+        betas = [self.beta1, *([self.beta2] if isinstance(self, Adam | Yogi) else [])]
+        found = f"betas {', '.join(brief_repr(beta) for beta in betas)}, floor {brief_repr(self.floor)}"
+        fits = all(0 <= beta < 1 for beta in betas) and positive(self.floor)
+        require(fits, "server", found, "betas in [0, 1), floor > 0")
 
-    def trust(self, count: int) -> tuple[float, float]:
-        """What the first and the second moment of `count` rounds are divided by."""
+    @abstractmethod
+    def second_moment(self, second: Tensor, squares: Tensor) -> Tensor:
+        """Return the second moment v after one more round of squares g^2."""
+
+    def bias(self, count: int) -> tuple[float, float]:
+        """Return the divisors of the first and the second moment after `count` rounds: the bias correction."""
         return 1.0, 1.0
 
     def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
         count = memory["count"] + 1
         first = self.beta1 * memory["first"] + (1 - self.beta1) * mean
-        second = self.size(memory["second"], mean.square())
-        by_first, by_second = self.trust(int(count))
+        second = self.second_moment(memory["second"], mean.square())
+        by_first, by_second = self.bias(int(count))
         scale = (second / by_second).sqrt() + self.floor
         moved = at(self.lr, t) * (first / by_first) / scale
         return {"params": memory["params"] - moved, "first": first, "second": second, "count": count}
-
-
-def _check_moments(lr: float | Schedule, floor: float, *betas: float) -> None:
-    check_lr(lr)
-    if not (all(0 <= beta < 1 for beta in betas) and positive(floor)):
-        found = f"betas {', '.join(brief_repr(beta) for beta in betas)}, floor {brief_repr(floor)}"
-        raise PlanError("server", found, "betas in [0, 1), floor > 0")
 
 
 @dataclass(frozen=True)
@@ -234,13 +236,10 @@ class Adam(_Moments, kind="adam"):
     beta2: float = 0.99
     floor: float = 1e-3
 
-    def __post_init__(self) -> None:
-        _check_moments(self.lr, self.floor, self.beta1, self.beta2)
-
-    def size(self, second: Tensor, squares: Tensor) -> Tensor:
+    def second_moment(self, second: Tensor, squares: Tensor) -> Tensor:
         return self.beta2 * second + (1 - self.beta2) * squares
 
-    def trust(self, count: int) -> tuple[float, float]:
+    def bias(self, count: int) -> tuple[float, float]:
         return 1 - self.beta1**count, 1 - self.beta2**count
 
 
@@ -253,10 +252,7 @@ class Yogi(_Moments, kind="yogi"):
     beta2: float = 0.99
     floor: float = 1e-3
 
-    def __post_init__(self) -> None:
-        _check_moments(self.lr, self.floor, self.beta1, self.beta2)
-
-    def size(self, second: Tensor, squares: Tensor) -> Tensor:
+    def second_moment(self, second: Tensor, squares: Tensor) -> Tensor:
         return second - (1 - self.beta2) * squares * torch.sign(second - squares)
 
 
@@ -268,19 +264,16 @@ class Adagrad(_Moments, kind="adagrad"):
     beta1: float = 0.0
     floor: float = 1e-3
 
-    def __post_init__(self) -> None:
-        _check_moments(self.lr, self.floor, self.beta1)
-
-    def size(self, second: Tensor, squares: Tensor) -> Tensor:
+    def second_moment(self, second: Tensor, squares: Tensor) -> Tensor:
         return second + squares
 
 
 @dataclass(frozen=True)
 class TorchOptimizer(ServerOptimizer, kind="torch_optimizer"):
-    """An optimizer of PyTorch in a loop of the user's own (`make_private`): named here, run there.
+    """An optimizer of PyTorch in the user's training loop (`make_private`): the plan only names it.
 
-    It works on what is noised already, so it costs no privacy, whatever it does; no engine can run it. `momentum` is
-    what bands of correlated noise are found for.
+    It works on noised gradients, so it costs no privacy; no engine can run it. Bands of correlated noise are optimised
+    for `momentum`.
     """
 
     name: str
@@ -288,8 +281,7 @@ class TorchOptimizer(ServerOptimizer, kind="torch_optimizer"):
     needs: ClassVar[frozenset[str]] = frozenset({"a loop of PyTorch"})
 
     def __post_init__(self) -> None:
-        if self.momentum is not None and not 0 <= self.momentum < 1:
-            raise PlanError("server", f"momentum {brief_repr(self.momentum)}", "a number in [0, 1)")
+        _check_momentum(self.momentum or 0.0)
 
     def workload(self, rounds: int) -> NDArray[np.float64]:
         return workload(rounds, self.momentum or 0.0)
@@ -323,36 +315,30 @@ class Accelerated(ServerOptimizer, kind="accelerated"):
     ball: float | None = None
 
     def __post_init__(self) -> None:
-        if not positive(self.v):
-            found = f"an accelerated server with v = {self.v}"
-            raise PlanError("server", found, "a positive finite v", "take twice the smoothness of the loss")
-        if not natural(self.mu):
-            raise PlanError("server", f"mu = {self.mu}", "a finite number of at least 0", "0 for a convex loss")
-        check_extras(self.weight_decay, self.ball)
+        found, fix = f"an accelerated server with v = {self.v}", "take twice the smoothness of the loss"
+        require(positive(self.v), "server", found, "a positive finite v", fix)
+        found, needed = f"mu = {self.mu}", "a finite number of at least 0"
+        require(natural(self.mu), "server", found, needed, "0 for a convex loss")
+        _check_extras(self.weight_decay, self.ball)
 
     def init(self, params: Tensor) -> Memory:
         center = {} if self.ball is None else {"center": params.clone()}
         count = torch.zeros((), dtype=torch.int64)
         return {"params": params.clone(), "prox": params.clone(), "count": count, **center}
 
-    @property
-    def modulus(self) -> float:
-        """m, the strong convexity of the regularised loss."""
-        return self.mu + self.weight_decay
-
-    def rates(self, memory: Memory) -> tuple[float, float]:
-        """alpha_r and eta_r of the round that comes next."""
+    def rates(self, memory: Memory) -> tuple[float, float, float]:
+        """Return alpha_r and eta_r of the next round, and m, the strong convexity of the regularised loss."""
         r = int(memory["count"]) + 1
-        return 2.0 / (r + 1), 4.0 * self.v / (r * (r + 1))
+        return 2.0 / (r + 1), 4.0 * self.v / (r * (r + 1)), self.mu + self.weight_decay
 
     def query(self, memory: Memory) -> Tensor:
-        """md, between ag and w."""
-        (alpha, eta), m = self.rates(memory), self.modulus
+        """Return md, a point between ag and w."""
+        alpha, eta, m = self.rates(memory)
         share = alpha * ((1 - alpha) * m + eta) / (eta + (1 - alpha**2) * m)
         return torch.lerp(memory["params"], memory["prox"], share)
 
     def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
-        (alpha, eta), m = self.rates(memory), self.modulus
+        alpha, eta, m = self.rates(memory)
         md, before = self.query(memory), memory["prox"]
         slope = mean + self.weight_decay * md + m * (before - md) if m else mean
         moved = before - alpha / (m + eta) * slope
@@ -364,14 +350,14 @@ class Accelerated(ServerOptimizer, kind="accelerated"):
 
 @dataclass(frozen=True)
 class Stage:
-    """`rounds` rounds of one server."""
+    """A stage of `Stages`: `rounds` rounds of one server optimizer."""
 
     rounds: int
     server: ServerOptimizer
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise PlanError("server", f"a stage of {self.rounds} rounds", "at least 1 round", "leave the stage out")
+        found = f"a stage of {self.rounds} rounds"
+        require(self.rounds >= 1, "server", found, "at least 1 round", "leave the stage out")
 
 
 @dataclass(frozen=True)
@@ -387,17 +373,17 @@ class Stages(ServerOptimizer, kind="stages"):
     stages: tuple[Stage, ...]
 
     def __post_init__(self) -> None:
-        if not self.stages:
-            raise PlanError("server", "no stages", "at least one stage", "add a stage with rounds and a server")
+        fix = "add a stage with rounds and a server"
+        require(len(self.stages) > 0, "server", "no stages", "at least one stage", fix)
 
     @property
     def rounds(self) -> int:
-        """Rounds of all the stages: what the plan's rounds must be."""
+        """Total rounds of the stages, which the rounds of the plan must equal."""
         return sum(stage.rounds for stage in self.stages)
 
     def check_rounds(self, rounds: int) -> None:
-        if rounds != self.rounds:
-            raise PlanError("server", f"stages of {self.rounds} rounds in a plan of {rounds}", "as many rounds in both")
+        found = f"stages of {self.rounds} rounds in a plan of {rounds}"
+        require(rounds == self.rounds, "server", found, "as many rounds in both")
 
     def init(self, params: Tensor) -> Memory:
         balls = any("center" in stage.server.init(params[:0]) for stage in self.stages)
@@ -411,25 +397,28 @@ class Stages(ServerOptimizer, kind="stages"):
         return self._server(memory).result(_inner(memory))
 
     def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
-        stage, done = int(memory["stage"]), int(memory["done"])
-        inner = self._server(memory).step(_inner(memory), mean, done)
-        if done + 1 < self.stages[stage].rounds or stage + 1 == len(self.stages):
-            return _wrapped(memory, inner, stage=stage, done=done + 1)
-        ended = self.stages[stage].server.result(inner)
-        return _wrapped(memory, self.stages[stage + 1].server.init(ended), stage=stage + 1, done=0)
+        stage, done = int(memory["stage"]), int(memory["done"]) + 1
+        server = self._server(memory)
+        inner = server.step(_inner(memory), mean, done - 1)
+        if done == self.stages[stage].rounds and stage + 1 < len(self.stages):
+            stage, done, inner = stage + 1, 0, self.stages[stage + 1].server.init(server.result(inner))
+        return _wrapped(memory, inner, stage=stage, done=done)
 
     def _server(self, memory: Memory) -> ServerOptimizer:
         return self.stages[int(memory["stage"])].server
 
 
+def _center(memory: Mapping[str, Tensor]) -> Memory:
+    return {"center": memory["center"]} if "center" in memory else {}
+
+
 def _wrapped(outer: Mapping[str, Tensor], inner: Memory, *, stage: int, done: int) -> Memory:
-    """The memory of a stage under a prefix; the centre is kept once, outside, and stays."""
+    """Return the memory of `Stages`: that of the stage's server under a prefix, and the center of the ball once."""
     counts = {"stage": torch.tensor(stage), "done": torch.tensor(done)}
-    center = {"center": outer["center"]} if "center" in outer else {}
-    return counts | center | {f"inner.{name}": tensor for name, tensor in inner.items() if name != "center"}
+    return counts | _center(outer) | {f"inner.{name}": held for name, held in inner.items() if name != "center"}
 
 
 def _inner(memory: Memory) -> Memory:
-    """The memory that the server of the stage knows."""
-    center = {"center": memory["center"]} if "center" in memory else {}
-    return center | {name.removeprefix("inner."): memory[name] for name in memory if name.startswith("inner.")}
+    """Return the memory of the stage's server."""
+    prefix = "inner."
+    return _center(memory) | {name.removeprefix(prefix): memory[name] for name in memory if name.startswith(prefix)}

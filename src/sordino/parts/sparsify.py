@@ -1,4 +1,7 @@
-"""Sparsification steps on the client: a client's own largest entries under dense noise, or a public mask."""
+"""Sparsification of updates on the client (own top-k under dense noise, or a public mask) and of the noised mean.
+
+Engines call `encode`, the loop calls `decode` and `SparsifyMean.apply`, and the plan asks a mask source for scores.
+"""
 
 from __future__ import annotations
 
@@ -16,34 +19,32 @@ from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor
 from sordino.errors import PlanError
 from sordino.parts.encoding import Noised, NoiseStd, Postprocess, Public, Step
-from sordino.parts.schedules import share
+from sordino.parts.schedules import require, share
 from sordino.rng import Seeded
 
 
 def keep_largest(rows: Tensor, scores: Tensor, keep: float) -> Tensor:
-    """Rows with all but the ceil(keep * d) entries of largest score set to zero, row by row."""
-    kept = math.ceil(keep * rows.shape[-1])
-    where = scores.topk(kept, dim=-1, sorted=False).indices
+    """Set all but the ceil(keep * d) entries of largest score to zero, row by row."""
+    where = scores.topk(math.ceil(keep * rows.shape[-1]), dim=-1, sorted=False).indices
     return torch.zeros_like(rows).scatter_(-1, where, rows.gather(-1, where))
 
 
 def keep_largest_of_each(rows: Tensor, scores: Tensor, keep: float, sizes: Sequence[int]) -> Tensor:
-    """`keep_largest` of every tensor by itself: rows [m, d] are tensors of these sizes, one behind the other."""
+    """Apply `keep_largest` to every tensor; rows [m, d] hold tensors of these sizes one after the other."""
     parts = zip(torch.split(rows, list(sizes), -1), torch.split(scores, list(sizes), -1), strict=True)
     return torch.cat([keep_largest(part, score, keep) for part, score in parts], -1)
 
 
-def check_keep(keep: float) -> None:
-    """A fraction of the coordinates."""
-    if not share(keep):
-        raise PlanError("sparsity", f"keep = {keep}", "a fraction in (0, 1]", "0.4 keeps four coordinates in ten")
+def _check_keep(keep: float) -> None:
+    fix = "0.4 keeps four coordinates in ten"
+    require(share(keep), "sparsity", f"keep = {keep}", "a fraction in (0, 1]", fix)
 
 
 @dataclass(frozen=True)
 class SparsifyUpdate(Step, kind="sparsify_update"):
     """A client keeps the largest entries of its own update: by magnitude, or by influence |gradient * update| (LUS).
 
-    With per = "tensor" it keeps that share of every tensor of the model by itself, so no layer is left out.
+    With per = "tensor" that share of every tensor of the model is sent, so no layer is left out.
     Bound: the norm does not grow, so a client bound stays. Which entries are kept depends on the data, so the noise
     stays on ALL coordinates, and a record bound is refused: one record can swap the whole support.
     """
@@ -53,14 +54,14 @@ class SparsifyUpdate(Step, kind="sparsify_update"):
     per: Literal["tensor"] | None = None  # None: one share of the whole message
 
     def __post_init__(self) -> None:
-        check_keep(self.keep)
+        _check_keep(self.keep)
 
     @property
-    def needs_slopes(self) -> bool:
+    def needs_slopes(self) -> bool:  # type: ignore[override]
         return self.by == "influence"
 
     @property
-    def needs_tensors(self) -> bool:
+    def needs_tensors(self) -> bool:  # type: ignore[override]
         return self.per == "tensor"
 
     def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
@@ -70,23 +71,22 @@ class SparsifyUpdate(Step, kind="sparsify_update"):
             scores = (rows * (slopes[:, public.mask] if masked else slopes)).abs()
         if self.per is None:
             return keep_largest(rows, scores, self.keep)
-        return keep_largest_of_each(rows, scores, self.keep, sizes_sent(public, rows.shape[-1]))
+        return keep_largest_of_each(rows, scores, self.keep, _sizes_sent(public, rows.shape[-1]))
 
     def decode(self, mean: Tensor, public: Public) -> Tensor:
         return mean
 
     def bound(self, before: Bound) -> Bound:
-        if before.unit == "record":
-            found = "a client's own top-k under unit record"
-            raise PlanError("record bound", found, "a step that is Lipschitz", "use PublicMask")
+        found = "a client's own top-k under unit record"
+        require(before.unit != "record", "record bound", found, "a step that is Lipschitz", "use PublicMask")
         return before
 
     def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
         return std
 
 
-def sizes_sent(public: Public, length: int) -> list[int]:
-    """How many entries of every tensor are in a message of this length: all of them, or those of the mask."""
+def _sizes_sent(public: Public, length: int) -> list[int]:
+    """Return the number of entries of every tensor in a message: all of them, or those of the mask."""
     if sum(public.tensors) == length:
         return list(public.tensors)
     ends = torch.tensor(public.tensors).cumsum(0)
@@ -98,18 +98,18 @@ def sizes_sent(public: Public, length: int) -> list[int]:
 
 
 class MaskSource(Part):
-    """Where a public mask comes from."""
+    """The source of a public mask: scores of all coordinates, the largest of which are sent."""
 
     needs_public_data: ClassVar[bool] = False
 
     def remember(self, before: Tensor | None, mean: Tensor) -> Tensor | None:
-        """What `scores` of the next round is given as `released`, after one more released mean [d]; None: nothing."""
+        """Return the argument `released` of `scores` in the next round, given one more released mean [d]."""
         return None
 
     @abstractmethod
     @returns(lambda found, part, t, size, *_, **__: tensor(found, (size,), torch.empty(0)))
     def scores(self, t: int, size: int, released: Tensor | None, update: Tensor | None) -> Tensor:
-        """One public score per coordinate; the largest are kept."""
+        """Return one public score per coordinate; those with the largest scores are sent."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,7 @@ class RandomMask(MaskSource, kind="random"):
     seed: int = 0
 
     def scores(self, t: int, size: int, released: Tensor | None, update: Tensor | None) -> Tensor:
-        order = Seeded(self.seed).at(t, "public mask").permutation(size)
-        return torch.from_numpy(order).to(torch.float32)
+        return torch.from_numpy(Seeded(self.seed).at(t, "public mask").permutation(size)).to(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -147,23 +146,22 @@ class ReleasedMask(MaskSource, kind="released"):
     fade: ClassVar[float] = 0.9  # per round
 
     def __post_init__(self) -> None:
-        if not 0 <= self.explore < 1:
-            raise PlanError("sparsity", f"explore = {self.explore}", "a fraction in [0, 1)")
+        require(0 <= self.explore < 1, "sparsity", f"explore = {self.explore}", "a fraction in [0, 1)")
 
     def remember(self, before: Tensor | None, mean: Tensor) -> Tensor | None:
         return mean if before is None else self.fade * before + mean
 
     def scores(self, t: int, size: int, released: Tensor | None, update: Tensor | None) -> Tensor:
-        chance = torch.from_numpy(Seeded(self.seed).at(t, "public mask").permutation(size)).to(torch.float32)
+        random = RandomMask(self.seed).scores(t, size, None, None)
         if released is None or not bool(released.any()):
-            return chance
-        lucky = chance >= (1 - self.explore) * size
-        return torch.where(lucky, torch.full_like(chance, math.inf), released.abs())
+            return random
+        explored = random >= (1 - self.explore) * size
+        return torch.where(explored, torch.full_like(random, math.inf), released.abs())
 
 
 @dataclass(frozen=True)
 class PublicMask(Step, kind="public_mask"):
-    """Only the coordinates of a mask that everybody knows are sent, so only they are clipped and noised.
+    """Only the coordinates of a public mask are sent, so only these coordinates are clipped and noised.
 
     Bound: dropping coordinates moves nothing further apart, for clients and for records alike.
     """
@@ -172,13 +170,13 @@ class PublicMask(Step, kind="public_mask"):
     source: MaskSource = field(default_factory=RandomMask)
 
     def __post_init__(self) -> None:
-        check_keep(self.keep)
-        if isinstance(self.source, ReleasedMask) and self.source.explore >= self.keep:
-            found = f"explore = {self.source.explore} of all coordinates with keep = {self.keep}"
-            raise PlanError("sparsity", found, "explore below keep", "lower explore, or keep more")
+        _check_keep(self.keep)
+        explore = self.source.explore if isinstance(self.source, ReleasedMask) else -1.0
+        found = f"explore = {explore} of all coordinates with keep = {self.keep}"
+        require(explore < self.keep, "sparsity", found, "explore below keep", "lower explore, or keep more")
 
     def choose(self, scores: Tensor) -> Tensor:
-        """Indices of the coordinates kept, ascending."""
+        """Return the indices of the coordinates that are sent, ascending."""
         return scores.topk(math.ceil(self.keep * len(scores))).indices.sort().values
 
     def length(self, before: int) -> int:
@@ -196,7 +194,7 @@ class PublicMask(Step, kind="public_mask"):
         return before
 
     def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
-        """What was not sent has no noise."""
+        """Return the noise level of the sent coordinates, and 0 for the others."""
         assert public.mask is not None
         each = std if isinstance(std, Tensor) else torch.full((len(public.mask),), std)
         return self.decode(each, public)
@@ -206,14 +204,14 @@ class PublicMask(Step, kind="public_mask"):
 class SparsifyMean(Postprocess, kind="sparsify_mean"):
     """Keep the largest entries of the noised mean: top-k AFTER the sum, so post-processing (a sound top_k form).
 
-    With per = "tensor" it keeps that share of every tensor of the model by itself.
+    With per = "tensor" that share of every tensor of the model is kept.
     """
 
     keep: float
     per: Literal["tensor"] | None = None  # None: one share of the whole mean
 
     def __post_init__(self) -> None:
-        check_keep(self.keep)
+        _check_keep(self.keep)
 
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
         if self.per is None:

@@ -1,7 +1,7 @@
-"""Strategies C of matrix mechanisms, in which the noise of round t is row t of C^-1 Z; `CorrelatedNoise` calls them.
+"""Strategies C of matrix mechanisms: the noise of round t is row t of C^-1 Z. `CorrelatedNoise` calls them.
 
-A strategy streams: `step` turns this round's fresh Z into its noise by what it remembers of earlier noise, and a run
-holds so many vectors: bands - 1, or one per buffer, or one per level of the tree. The mathematics is in
+A strategy streams: `step` turns the fresh Z of a round into the noise of that round, given a memory of earlier noise.
+The memory holds bands - 1 vectors, or one per buffer, or one per level of the tree. The mathematics is in
 `sordino.accounting.matrix`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -17,23 +17,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sordino.accounting.matrix import optimize, sensitivity, toeplitz
-from sordino.accounting.matrix import optimize as drifting
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.accounting.matrix.toeplitz import Floats
 from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor, tensors
 from sordino.errors import PlanError
+from sordino.parts.schedules import require
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Fresh = Callable[[], "Tensor"]  # one more vector of the mechanism's own noise
+Fresh = Callable[[], "Tensor"]  # draws one vector of independent noise
 Memory = dict[str, "Tensor"]
-LONG = 4096  # rounds after which a column of C has no entries that matter
+LONG = 4096  # rounds after which the entries of a column of C are negligible
 
 
-def noise_and_memory(found: object) -> str:
-    """A tensor of finite noise, and what is remembered."""
+def _check_step(found: object, *_: object) -> str:
     if isinstance(found, tuple) and len(found) == 2 and hasattr(found[0], "device"):
         return tensor(found[0], tuple(found[0].shape), found[0], finite=True) or tensors(found[1])
     return "finite noise, and a dict of tensors"
@@ -48,51 +47,51 @@ class Strategy(Part):
 
     @abstractmethod
     def noise_matrix(self, rounds: int) -> Floats:
-        """The rounds' noise as a matrix of all Z that were drawn: C^-1."""
+        """Return C^-1 [rounds, rounds]: row t is the noise of round t in terms of all Z."""
 
     def sensitivity(self, allowed: Patterns) -> float:
-        """The most that one client moves C X; never below the truth."""
+        """Return an upper bound on the L2 change of C X when one client changes."""
         return _sensitivity(self, allowed)
 
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
-        """The variance of every model's noise, for Z of variance 1; `work` is the first column of the server's A."""
-        made = toeplitz.dense(np.ones(rounds) if work is None else work, rounds)
-        return np.asarray(np.sum((made @ self.noise_matrix(rounds)) ** 2, axis=1))
+        """Return the noise variance of every model, for Z of variance 1; `work` is the first column of workload A."""
+        workload = toeplitz.dense(np.ones(rounds) if work is None else work, rounds)
+        return np.asarray(np.sum((workload @ self.noise_matrix(rounds)) ** 2, axis=1))
 
     @property
     def max_column_norm(self) -> float:
-        """The most that one round of one client moves C X: the norm of the longest column."""
+        """Largest norm of a column of C: the change of C X when one client changes in one round."""
         return _sensitivity(self, Patterns(LONG, 1))
 
     def noise_std(self, t: int) -> float:
-        """Standard deviation of the noise of round t (from 0), for Z of variance 1: the norm of row t of C^-1."""
+        """Return the norm of row t of C^-1: the standard deviation of the noise of round t, for Z of variance 1."""
         return float(np.linalg.norm(self.noise_matrix(t + 1)[t]))
 
     @abstractmethod
-    @returns(lambda found, part, fresh, memory: noise_and_memory(found))
+    @returns(_check_step)
     def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
-        """The noise of the next round, and what later rounds must know of it, in the precision of `memory`.
+        """Return the noise of the next round, and the new memory of noise, in the precision of `memory`.
 
-        For release `memory` is float64 and so is every step from fresh noise to the noise of the round: a cast to
-        float32 that is scaled afterwards is a lattice that the public grid does not contain, and the grid tells sums
-        apart.
+        For release `memory` is float64, and so is every step from fresh noise to the noise of the round: a cast to
+        float32 that is scaled afterwards gives a lattice that is not in the public grid, and then the rounded sum
+        reveals the sum without noise.
         """
 
     def init(self, length: int) -> Memory:
-        """Before the first round."""
+        """Return the memory before the first round."""
         return {}
 
     def fitted(self, allowed: Patterns, work: Callable[[], Floats]) -> Strategy:
-        """The strategy optimised for a run of such patterns and such a server; coefficients that are given stay."""
+        """Return the strategy optimised for participation patterns and a workload; set coefficients do not change."""
         return self
 
     def is_fitted(self, rounds: int) -> bool:
-        """Whether it has its coefficients for a run of so many rounds."""
+        """Return whether the coefficients for a run of `rounds` rounds are set."""
         return True
 
     @property
     def bands(self) -> int | None:
-        """Columns so many rounds apart do not meet; None: all of them meet."""
+        """Number of bands: columns of C this many rounds apart do not overlap; None: all columns overlap."""
         return None
 
 
@@ -111,7 +110,7 @@ class Toeplitz(Strategy):
 
     @abstractmethod
     def column(self, rounds: int) -> Floats:
-        """c_0 = 1, c_1, ...: at most `rounds` entries, zeros at the end left out."""
+        """Return c_0 = 1, c_1, ...: at most `rounds` entries, without zeros at the end."""
 
     def sensitivity(self, allowed: Patterns) -> float:
         return sensitivity.toeplitz_sensitivity(self.column(allowed.rounds), allowed)
@@ -120,7 +119,7 @@ class Toeplitz(Strategy):
         return toeplitz.errors(self.column(rounds), rounds, work)
 
     def inverse(self, rounds: int) -> Floats:
-        """The first column of C^-1."""
+        """Return the first column of C^-1."""
         return toeplitz.inverse(self.column(rounds), rounds)
 
     def noise_matrix(self, rounds: int) -> Floats:
@@ -149,13 +148,13 @@ class Toeplitz(Strategy):
 
 @lru_cache(maxsize=32)
 def _row_norms(strategy: Toeplitz, rounds: int) -> Floats:
-    """sqrt(r_0^2 + ... + r_t^2) for t < rounds, r the first column of C^-1."""
+    """Return sqrt(r_0^2 + ... + r_t^2) for t < rounds, r the first column of C^-1."""
     return np.asarray(np.sqrt(np.cumsum(strategy.inverse(rounds) ** 2)))
 
 
 @dataclass(frozen=True)
 class Identity(Toeplitz, kind="identity"):
-    """C = I: every round has noise of its own."""
+    """C = I: independent noise in every round."""
 
     def column(self, rounds: int) -> Floats:
         return np.ones(1)
@@ -171,10 +170,8 @@ class Identity(Toeplitz, kind="identity"):
         return 1
 
 
-def check_count(name: str, value: int, most: int = 100_000) -> None:
-    """Refuse a number of vectors that means nothing."""
-    if not 1 <= value <= most:
-        raise PlanError("correlated noise", f"{name} = {value}", f"at least 1, and at most {most:,}")
+def _check_count(name: str, value: int, most: int = 100_000) -> None:
+    require(1 <= value <= most, "correlated noise", f"{name} = {value}", f"at least 1, and at most {most:,}")
 
 
 @dataclass(frozen=True)
@@ -190,19 +187,18 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
     forget: float | None = None
 
     def __post_init__(self) -> None:
-        check_count("buffers", self.buffers, 16)
-        check_forget(self.forget)
-        both = np.asarray([self.weights, self.decays]) if len(self.weights) == len(self.decays) else None
-        fine = both is not None and np.isfinite(both).all() and (not both.size or both[1].max() <= 1.0)
-        if not (fine and (not self.weights or (both is not None and both.min() >= 0.0))):
-            needed = "as many weights >= 0 as decays in [0, 1]"
-            raise PlanError("correlated noise", "buffers that do not fall", needed, "leave weights and decays out")
+        _check_count("buffers", self.buffers, 16)
+        _check_forget(self.forget)
+        fits = len(self.weights) == len(self.decays) and all(0.0 <= decay <= 1.0 for decay in self.decays)
+        fits = fits and all(0.0 <= weight < math.inf for weight in self.weights)
+        needed, fix = "as many weights >= 0 as decays in [0, 1]", "leave weights and decays out"
+        require(fits, "correlated noise", "buffers that do not fall", needed, fix)
 
     def fitted(self, allowed: Patterns, work: Callable[[], Floats]) -> Strategy:
         if self.weights:
             return self
         found = optimize.best_buffers(optimize.Goal(allowed, work()).forgetting(self.forget), self.buffers)
-        return replace(self, weights=digits(found.weights), decays=digits(found.decays))
+        return replace(self, weights=_rounded(found.weights), decays=_rounded(found.decays))
 
     def is_fitted(self, rounds: int) -> bool:
         return bool(self.weights)
@@ -213,7 +209,7 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
         return optimize.Buffers(self.weights, self.decays).column(rounds)
 
     def inverse(self, rounds: int) -> Floats:
-        """r_t = [t = 0] - sum_j weights_j s_j,  s_j <- decays_j s_j + r_t: O(rounds * buffers)."""
+        """Return r,  r_t = [t = 0] - sum_j weights_j s_j,  s_j <- decays_j s_j + r_t, in O(rounds * buffers)."""
         weights, decays, found = np.asarray(self.weights), np.asarray(self.decays), np.zeros(rounds)
         held = np.zeros(len(weights))
         for t in range(rounds):
@@ -235,14 +231,13 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
         return noise, {"past": past.mul(decays[:, None]).add_(noise)}
 
 
-def check_forget(forget: float | None) -> None:
-    """Refuse a share of the noise that is none."""
-    if forget is not None and not 0.0 <= forget < 1.0:
-        raise PlanError("correlated noise", f"forget = {forget}", "a number in [0, 1)", "0: sums; leave it out: 2/T")
+def _check_forget(forget: float | None) -> None:
+    fits = forget is None or 0.0 <= forget < 1.0
+    require(fits, "correlated noise", f"forget = {forget}", "a number in [0, 1)", "0: sums; leave it out: 2/T")
 
 
-def digits(values: tuple[float, ...]) -> tuple[float, ...]:
-    """As a plan writes them."""
+def _rounded(values: Iterable[float]) -> tuple[float, ...]:
+    """Round to the 12 digits that a plan file stores."""
     return tuple(float(f"{value:.12g}") for value in values)
 
 
@@ -272,7 +267,7 @@ class Tree(Strategy, kind="tree"):
         return {"blocks": torch.zeros(1, length), "at": torch.zeros((), dtype=torch.int64)}
 
     def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
-        """The sum of all blocks' noise after this round, less that before it."""
+        """Return the sum of all blocks' noise after this round minus the sum before it, and the blocks."""
         import torch
 
         blocks, at = memory["blocks"].clone(), int(memory["at"])
@@ -295,11 +290,10 @@ def _tree_sensitivity(allowed: Patterns) -> float:
 
 
 class _Banded(Toeplitz):
-    """n_t = z_t - sum_{j=1}^{bands-1} c_j n_{t-j}: the last rounds' noise is remembered, one row spare.
+    """n_t = z_t - sum_{j=1}^{bands-1} c_j n_{t-j}: the memory holds the noise of the last rounds, and one spare row.
 
-    The new row takes the place of one that the state before does not read: that state stays true. It is remembered in
-    float32 in simulation, in float64 for release (`CorrelatedNoise.noised`): the cast below, before `scale`, is then
-    none.
+    The new row replaces one that the previous state does not read, so that state stays valid. The memory is float32 in
+    simulation and float64 for release (`CorrelatedNoise.noised`), where the cast below, before `scale`, does nothing.
     """
 
     width: int
@@ -309,11 +303,11 @@ class _Banded(Toeplitz):
         return self.width
 
     def scale(self, t: int) -> float:
-        """What the noise n_t of round t is multiplied by where it is added."""
+        """Return the factor of n_t in the noise of round t."""
         return 1.0
 
     def row(self, t: int) -> Floats:
-        """c_0, c_1, ... of round t: what is taken back of the noise of so many rounds before."""
+        """Return c_0, c_1, ... of round t: c_j is the weight of the noise of round t - j."""
         return self.column(LONG)
 
     def init(self, length: int) -> Memory:
@@ -342,7 +336,7 @@ class BandedSquareRoot(_Banded, kind="banded_square_root"):
     width: int
 
     def __post_init__(self) -> None:
-        check_count("width", self.width)
+        _check_count("width", self.width)
 
     def column(self, rounds: int) -> Floats:
         return toeplitz.square_root(min(self.width, rounds))
@@ -352,12 +346,12 @@ class BandedSquareRoot(_Banded, kind="banded_square_root"):
 class Banded(_Banded, kind="banded"):
     """`width` entries that make the models' noise least for a run's rounds, patterns and server (BandMF, 2023).
 
-    C_ts = (c_{t-s} + sqrt(s / ends) drift_{t-s}) / scale_s. Columns are of one length, those too that the end of the
-    run cuts off: scale_s = ||what is left of c + ...|| / ||c||. So the noise of the last rounds is smaller and nobody
-    moves C X by more: for bands that do not meet. `forget` is the share of a model's noise that training itself takes
-    back in a round (curvature times step; Koloskova 2023): 0 is for sums, nothing given is 2 / rounds. A drift is
-    looked for where `forget` is 0: it takes .6 to 1.3% of the noise of sums, .2% where training forgets. The plan
-    writes `coefficients`, `drift` and `ends` down, so that noise, certificate and a resumed run have the same.
+    C_ts = (c_{t-s} + sqrt(s / ends) drift_{t-s}) / scale_s. All columns have one norm, also those that the end of the
+    run cuts off: scale_s = ||remaining entries of c + ...|| / ||c||. So the noise of the last rounds is smaller at the
+    same sensitivity, if the bands do not overlap. `forget` is the share of a model's noise that training removes in a
+    round (curvature times step; Koloskova 2023): 0 is for sums, the default is 2 / rounds. A drift is optimised where
+    `forget` is 0: it removes .6 to 1.3% of the noise of sums, .2% where training forgets. The plan stores
+    `coefficients`, `drift` and `ends`, so that noise, certificate and a resumed run use the same numbers.
     """
 
     width: int
@@ -367,28 +361,27 @@ class Banded(_Banded, kind="banded"):
     drift: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check_count("width", self.width)
-        check_forget(self.forget)
-        given = np.asarray(self.coefficients)
-        if len(given) and not (len(given) <= self.width and given[0] == 1.0 and np.isfinite(given).all()):
-            needed = "at most `width` finite numbers that begin with 1"
-            raise PlanError("correlated noise", f"{len(given)} coefficients", needed, "leave them out")
-        if self.ends < 0:
-            raise PlanError("correlated noise", f"ends = {self.ends}", "the rounds of the run", "leave it out")
-        fits = len(self.drift) == len(self.coefficients) and self.drift[:1] == (0.0,) and self.ends
-        if self.drift and not (fits and np.isfinite(self.drift).all()):
-            needed = "a finite number for each coefficient, that of the first 0, and `ends`"
-            raise PlanError("correlated noise", f"a drift of {len(self.drift)} numbers", needed, "leave it out")
+        _check_count("width", self.width)
+        _check_forget(self.forget)
+        first, rule, fix = np.asarray(self.coefficients), "correlated noise", "leave it out"
+        fits = not len(first) or (len(first) <= self.width and first[0] == 1.0 and bool(np.isfinite(first).all()))
+        needed = "at most `width` finite numbers that begin with 1"
+        require(fits, rule, f"{len(first)} coefficients", needed, "leave them out")
+        require(self.ends >= 0, rule, f"ends = {self.ends}", "the rounds of the run", fix)
+        fits = len(self.drift) == len(first) and self.drift[:1] == (0.0,) and self.ends > 0
+        needed = "a finite number for each coefficient, that of the first 0, and `ends`"
+        sound = not self.drift or (fits and bool(np.isfinite(self.drift).all()))
+        require(sound, rule, f"a drift of {len(self.drift)} numbers", needed, fix)
 
     def fitted(self, allowed: Patterns, work: Callable[[], Floats]) -> Strategy:
         if self.coefficients:
             return replace(self, ends=self._ends(self.coefficients, allowed))
         goal = optimize.Goal(allowed, work()).forgetting(self.forget)
         found = optimize.best_bands(goal, self.width)
-        if self.forget != 0.0 or not self._ends(found, allowed) or allowed.rounds > drifting.LONGEST:
-            return replace(self, coefficients=digits(tuple(found)), ends=self._ends(found, allowed))
-        first, drift = drifting.Search(goal, len(found)).found(found)
-        return replace(self, coefficients=digits(tuple(first)), drift=digits(tuple(drift)), ends=allowed.rounds)
+        if self.forget != 0.0 or not self._ends(found, allowed) or allowed.rounds > optimize.LONGEST:
+            return replace(self, coefficients=_rounded(found), ends=self._ends(found, allowed))
+        first, drift = optimize.Search(goal, len(found)).found(found)
+        return replace(self, coefficients=_rounded(first), drift=_rounded(drift), ends=allowed.rounds)
 
     def is_fitted(self, rounds: int) -> bool:
         return bool(self.coefficients) and self.ends in (0, rounds)
@@ -420,38 +413,38 @@ class Banded(_Banded, kind="banded"):
         return np.array([self.scale(t) for t in range(rounds)])
 
     def _columns(self, rounds: int) -> Floats:
-        """[rounds, bands]: each column from the diagonal down, before it is scaled."""
+        """Return [rounds, bands]: each column of C from the diagonal down, before scaling."""
         drift = np.asarray(self.drift) if self.drift else np.zeros(len(self.coefficients))
-        return drifting.columns(np.asarray(self.coefficients), drift, rounds, self.ends)
+        return optimize.columns(np.asarray(self.coefficients), drift, rounds, self.ends)
 
     def sensitivity(self, allowed: Patterns) -> float:
-        """Columns that do not meet, none longer than c: sqrt(rounds of one client) ||c||, whenever the run ended."""
+        """Return sqrt(rounds of one client) ||c|| for bands that do not overlap, whenever the run ends."""
         if not self.ends:
             return super().sensitivity(allowed)
         if len(self.coefficients) <= allowed.min_separation:
             return math.sqrt(allowed.reachable) * float(np.linalg.norm(self.coefficients))
-        made = drifting.matrix(self._columns(allowed.rounds)) / self._scales(allowed.rounds)
-        return sensitivity.sensitivity_bound(made.T @ made, allowed)
+        matrix = optimize.matrix(self._columns(allowed.rounds)) / self._scales(allowed.rounds)
+        return sensitivity.sensitivity_bound(matrix.T @ matrix, allowed)
 
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
-        made, scales = np.ones(rounds) if work is None else work, self._scales(rounds)
+        workload, scales = np.ones(rounds) if work is None else work, self._scales(rounds)
         if self.drift:
-            return drifting.errors(self._columns(rounds), scales, made)
+            return optimize.errors(self._columns(rounds), scales, workload)
         found = super().errors(rounds, work)
         late = range(max(0, self.ends - len(self.coefficients) + 1), rounds) if self.ends else ()
         back = toeplitz.inverse(self.column(rounds), rounds)
         for t in late:  # sum_s A_{t-s} scale_s r_{s-j}, the noise of model t in each Z_j
-            found[t] = np.sum(toeplitz.correlate(back[: t + 1], made[t::-1] * scales[: t + 1]) ** 2)
+            found[t] = np.sum(toeplitz.correlate(back[: t + 1], workload[t::-1] * scales[: t + 1]) ** 2)
         return found
 
     def noise_matrix(self, rounds: int) -> Floats:
         if not self.drift:
             return self._scales(rounds)[:, None] * super().noise_matrix(rounds)
-        return self._scales(rounds)[:, None] * drifting.solve_columns(self._columns(rounds), np.eye(rounds))
+        return self._scales(rounds)[:, None] * optimize.solve_columns(self._columns(rounds), np.eye(rounds))
 
     def noise_std(self, t: int) -> float:
         if not self.drift:
             return self.scale(t) * super().noise_std(t)
         unit = np.zeros((t + 1, 1))
         unit[t] = self.scale(t)
-        return float(np.linalg.norm(drifting.solve_columns(self._columns(t + 1), unit, back=True)))
+        return float(np.linalg.norm(optimize.solve_columns(self._columns(t + 1), unit, back=True)))

@@ -1,11 +1,15 @@
-"""The arguments that recipes have in common, written once: `**shared: Unpack[Federated]` under `@shares(federated)`."""
+"""Arguments that recipes share, and the function that builds a `Plan` from them; every recipe module uses both.
+
+A recipe declares its shared arguments once, as `**shared: Unpack[Federated]`, under the decorator `@shares()`.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, Required, TypedDict, Unpack, get_args
+from inspect import Parameter
+from typing import Any, ParamSpec, Required, TypedDict, Unpack, get_args, get_type_hints
 
 from sordino.errors import ConfigError
 from sordino.parts.encoding import Clip, Postprocess, Step
@@ -13,94 +17,38 @@ from sordino.parts.gradients import Gradient, Plain
 from sordino.parts.local_solvers import LocalSgd, LocalSolver
 from sordino.parts.mechanisms import Gaussian, Mechanism
 from sordino.parts.record_samplers import RecordSampler
-from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise, Release
+from sordino.parts.releases import CentralNoise, NoNoise, Release
 from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule
 from sordino.parts.server_optimizers import ServerOptimizer, Sgd
 from sordino.plan import Plan
 
 P = ParamSpec("P")
+DEFAULTS: dict[str, Any] = {
+    "noise_multiplier": None, "release": None, "denoiser": None, "server": Sgd(), "gradient": Plain(),
+    "epochs": 1, "batch": None, "momentum": 0.0, "weight_decay": 0.0,
+}  # fmt: skip
 
 
-def shares(build: Callable[..., Any], **usual: Any) -> Callable[[Callable[P, Plan]], Callable[P, Plan]]:
-    """Write a recipe's shared arguments into its signature, with the defaults of `build`, or its `usual` ones.
-
-    Files, pages and `help()` then know every argument: what is required, what is shared, the recipe's own.
-    """
-    known = inspect.signature(build, eval_str=True).parameters
-
-    def sharing(recipe: Callable[P, Plan]) -> Callable[P, Plan]:
-        *own, rest = inspect.signature(recipe, eval_str=True).parameters.values()
-        names = get_args(rest.annotation)[0].__annotations__
-        shared = [known[name].replace(default=usual.get(name, known[name].default)) for name in names]
-        ordered = sorted([*shared, *own], key=lambda parameter: parameter.default is not parameter.empty)
-        signature = inspect.Signature(ordered, return_annotation=Plan)
-
-        @wraps(recipe)
-        def made(*args: P.args, **given: P.kwargs) -> Plan:
-            signature.bind(*args, **given)
-            return recipe(*args, **{**usual, **given})
-
-        made.__signature__ = signature  # type: ignore[attr-defined]
-        return made
-
-    return sharing
-
-
-def released(
-    noise_multiplier: float | None, release: Release | None, usual: Callable[[Mechanism], Release] = CentralNoise
-) -> Release:
-    """A number is Gaussian noise where the recipe has it, 0 none; any other noise is a release of its own."""
-    if (noise_multiplier is None) == (release is None):
-        found = "neither a noise multiplier nor a release" if release is None else "a noise multiplier and a release"
-        raise ConfigError(found, "exactly one of them", "a release has its own noise multiplier")
-    if release is not None:
-        return release
-    return usual(Gaussian(noise_multiplier)) if noise_multiplier else NoNoise()
-
-
-# ---- clients ---------------------------------------------------------------------------------------------------------
-
-
-class Messages(TypedDict, total=False):
-    """Clients that send one clipped message each; noise on the sum."""
+class Rounds(TypedDict, total=False):
+    """Arguments of every client-level recipe: rounds, clip norm, post-processing and server."""
 
     rounds: Required[int]
-    clients: Required[Sampler]
     clip_norm: Required[float | Schedule]
-    noise_multiplier: float | None
-    release: Release | None
     denoiser: Postprocess | None
     server: ServerOptimizer
 
 
-def messages(
-    local: LocalSolver,
-    sparsify: Step | None = None,
-    *,
-    rounds: int,
-    clients: Sampler,
-    clip_norm: float | Schedule,
-    noise_multiplier: float | None = None,
-    release: Release | None = None,
-    denoiser: Postprocess | None = None,
-    server: ServerOptimizer = Sgd(),
-) -> Plan:
-    """Their plan: what `local` makes of the model, made sparse if asked, clipped."""
-    return Plan(
-        rounds=rounds,
-        clients=clients,
-        local=local,
-        encode=(sparsify, Clip(clip_norm)) if sparsify else (Clip(clip_norm),),
-        release=released(noise_multiplier, release),
-        postprocess=(denoiser,) if denoiser else (),
-        server=server,
-    ).fitted()
+class Messages(Rounds, total=False):
+    """Arguments of a recipe whose clients send one clipped message each: `Rounds`, the sampler and the noise."""
+
+    clients: Required[Sampler]
+    noise_multiplier: float | None
+    release: Release | None
 
 
-class Federated(Messages, total=False):
-    """Messages of clients that take SGD steps of their own."""
+class LocalWork(TypedDict, total=False):
+    """Arguments of local SGD."""
 
     lr: Required[float | Schedule]
     epochs: int
@@ -109,29 +57,29 @@ class Federated(Messages, total=False):
     weight_decay: float
 
 
-@shares(messages)
-def federated(
-    *,
-    lr: float | Schedule,
-    epochs: int = 1,
-    batch: int | None = None,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    gradient: Gradient = Plain(),
-    project: bool = False,
-    sparsify: Step | None = None,
-    **shared: Unpack[Messages],
-) -> Plan:
-    """Their plan; `gradient`, `project` and `sparsify` are what a recipe may add of its own."""
-    local = LocalSgd(lr, epochs, None, batch, momentum, weight_decay, project, gradient)
-    return messages(local, sparsify, **shared)
+class Federated(Messages, LocalWork, total=False):
+    """Arguments of a recipe whose clients run local SGD and send one clipped message each."""
 
 
-# ---- records ---------------------------------------------------------------------------------------------------------
+class Correlated(Rounds, LocalWork, total=False):
+    """Arguments of a federated recipe that chooses its sampler and its correlated noise."""
+
+    gradient: Gradient
+
+
+class Holder(TypedDict, total=False):
+    """Arguments of a recipe for one silo that holds all the records and adds the noise."""
+
+    rounds: Required[int]
+    records: Required[RecordSampler]
+    clip_norm: Required[float | Schedule]
+    noise_multiplier: float | None
+    release: Release | None
+    denoiser: Postprocess | None
 
 
 class Silos(TypedDict, total=False):
-    """Silos that clip record by record and send one gradient per round."""
+    """Arguments of a recipe whose silos clip record by record and send one gradient per round."""
 
     rounds: Required[int]
     clients: Required[Sampler]
@@ -142,22 +90,69 @@ class Silos(TypedDict, total=False):
     gradient: Gradient
 
 
-def silos(
-    server: ServerOptimizer,
-    *,
-    rounds: int,
-    clients: Sampler,
-    records: RecordSampler,
-    clip_norm: float | Schedule,
-    noise_multiplier: float | None = None,
-    release: Release | None = None,
-    gradient: Gradient = Plain(),
+def shares(**usual: Any) -> Callable[[Callable[P, Plan]], Callable[P, Plan]]:
+    """Write a recipe's shared arguments into its signature, with the defaults `usual`, else `DEFAULTS`.
+
+    Configuration files, reference pages and `help()` read all arguments of a recipe from that signature.
+    """
+
+    def decorate(recipe: Callable[P, Plan]) -> Callable[P, Plan]:
+        *own, rest = inspect.signature(recipe, eval_str=True).parameters.values()
+        defaults = {**DEFAULTS, **usual}
+        shared = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name, Parameter.empty), annotation=annotation)
+            for name, annotation in get_type_hints(get_args(rest.annotation)[0]).items()
+        ]
+        ordered = sorted([*shared, *own], key=lambda parameter: parameter.default is not parameter.empty)
+        signature = inspect.Signature(ordered, return_annotation=Plan)
+
+        @wraps(recipe)
+        def build(*args: P.args, **given: P.kwargs) -> Plan:
+            signature.bind(*args, **given)
+            return recipe(*args, **{**usual, **given})
+
+        build.__signature__ = signature  # type: ignore[attr-defined]
+        return build
+
+    return decorate
+
+
+def plan_of(
+    local: LocalSolver,
+    given: dict[str, Any],
+    encode: tuple[Step, ...] = (),
+    noise: Callable[[Mechanism], Release] = CentralNoise,
 ) -> Plan:
-    """Their plan; a noise multiplier is noise of every silo's own."""
-    return Plan(
-        rounds=rounds,
-        clients=clients,
-        local=BatchGradient(records, clip_norm, gradient=gradient),
-        release=released(noise_multiplier, release, LocalNoise),
-        server=server,
-    ).fitted()
+    """Return the fitted plan of a local solver, its encode steps and a recipe's shared arguments.
+
+    A `noise_multiplier` means Gaussian noise in the release `noise`, 0 means no noise; else `release` is used.
+    """
+    given = {**DEFAULTS, **given}
+    multiplier, release, denoiser = given["noise_multiplier"], given["release"], given["denoiser"]
+    if (multiplier is None) == (release is None):
+        found = "neither a noise multiplier nor a release" if release is None else "a noise multiplier and a release"
+        raise ConfigError(found, "exactly one of them", "a release has its own noise multiplier")
+    if release is None:
+        release = noise(Gaussian(multiplier)) if multiplier else NoNoise()
+    post, rounds, clients = (denoiser,) if denoiser else (), given["rounds"], given["clients"]
+    plan = Plan(
+        rounds=rounds, clients=clients, local=local, encode=encode, release=release, postprocess=post,
+        server=given["server"],
+    )  # fmt: skip
+    return plan.fitted()
+
+
+def federated(
+    *,
+    gradient: Gradient = Plain(),
+    project: bool = False,
+    sparsify: Step | None = None,
+    noise: Callable[[Mechanism], Release] = CentralNoise,
+    **shared: Unpack[Federated],
+) -> Plan:
+    """Return the plan of clients that run local SGD and send an update, sparsified if asked, and clipped."""
+    given: dict[str, Any] = {**DEFAULTS, **shared}
+    decay, momentum = given["weight_decay"], given["momentum"]
+    local = LocalSgd(given["lr"], given["epochs"], None, given["batch"], momentum, decay, project, gradient)
+    clip = Clip(given["clip_norm"])
+    return plan_of(local, given, (sparsify, clip) if sparsify else (clip,), noise)

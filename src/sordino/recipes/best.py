@@ -1,4 +1,4 @@
-"""Tight noise, a bold server step and a mean of the last models: our own composition, solved for a target epsilon."""
+"""The recipe `best`: a large server step and a mean of the last models, with the noise solved for a target epsilon."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def best(
 
     The noise multiplier is solved for (epsilon, delta) under Poisson sampling; what comes after the noise (`step`,
     `window`, `denoiser`) is post-processing, so it stays the same. The defaults are what won on three tasks (`sordino
-    papers run beyond-mnist`, -adult, -writers); on two that had no part in it (-cifar, -loans) it is undecided whether
-    they beat the last model: docs/papers.md has the intervals. With `correlate` it takes what `forecasts` has first:
-    independent noise under Poisson sampling, or correlated noise with or without coins, by the models' noise alone.
+    papers run beyond-mnist`, -adult, -writers); on two further tasks (-cifar, -loans) it is undecided whether they beat
+    the last model: docs/papers.md has the intervals. With `correlate` the plan is the first of `forecasts`: independent
+    noise under Poisson sampling, or correlated noise with or without sampling, by the noise of the models alone.
     What columns cost before the first round (`prepare`, taken from the data's) is part of epsilon.
     """
     work = {"lr": lr, "clip_norm": clip_norm, "step": step, "window": window, "epochs": epochs, "batch": batch}
@@ -73,7 +73,7 @@ def best(
 
 @dataclass(frozen=True)
 class Forecast:
-    """A way to noise at one price: `noise` is what it leaves in the models, in clips, root mean square over rounds."""
+    """A plan that meets the budget; `noise` is the root mean square noise of its models over rounds, in clip norms."""
 
     noise: float
     name: str
@@ -83,9 +83,9 @@ class Forecast:
 def forecasts(
     population: int, epsilon: float, delta: float | None = None, rounds: int = 60, rate: float = 0.2, **work: Any
 ) -> list[Forecast]:
-    """Ways to spend epsilon, the least noise first: no data is looked at.
+    """Return plans that cost epsilon, the one with the least noise in its models first; no data is read.
 
-    Neighbours add or remove a client under coins, and zero one out where cohorts are public.
+    Neighbours add or remove a client where cohorts are sampled, and zero one out where cohorts are public.
     """
     independent = best(population=population, epsilon=epsilon, delta=delta, rounds=rounds, rate=rate, **work)
     apart = max(1, round(1 / rate))
@@ -109,9 +109,9 @@ def _forecast(name: str, plan: Plan) -> Forecast:
 
 
 def bold(rounds: int, step: float, window: float, final: float = 1.0, momentum: float = 0.0) -> Sgd:
-    """The server of `best`: weights grow by a factor 1 + 1 / (window * rounds) per round; window = 0 keeps the last w.
+    """Return the server of `best`: weights grow by a factor 1 + 1 / (window * rounds) per round; window = 0: last w.
 
-    `step` falls in a straight line to `final` of itself, `momentum` keeps the direction and the length of the way.
+    The step size falls linearly from `step` (1 - momentum) to `final` of that: momentum does not change the total step.
     """
     if not (1 <= rounds <= LONGEST and natural(window) and (not window or window * rounds > TINY)):
         found = f"rounds = {brief_repr(rounds)}, window = {brief_repr(window)}"

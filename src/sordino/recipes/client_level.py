@@ -1,79 +1,33 @@
-"""Baselines: DP-FedAvg (McMahan et al. 2018), SCAFFOLD (Karimireddy et al. 2020) under client-level privacy; with
-correlated noise, which later rounds take back, DP-FTRL (Kairouz 2021) and BandMF (Choquette-Choo 2023).
+"""Recipes whose privacy unit is a client: baselines, and the methods of papers 000, 002 and 003.
+
+DP-FedAvg (McMahan et al. 2018), SCAFFOLD (Karimireddy et al. 2020), DP-FTRL (Kairouz 2021), BandMF (Choquette-Choo
+2023); DP-Fed-LS (paper 000), DP-FedSAM and the methods it is compared with (paper 003), client-side noise (paper 002).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any, Unpack
 
 from sordino.parts.correlated_noise import CorrelatedNoise
-from sordino.parts.encoding import Clip, LaplacianSmoothing, Postprocess, Step, WhenNoisy
+from sordino.parts.encoding import Clip, LaplacianSmoothing, Step, WhenNoisy
 from sordino.parts.gradients import Blur, Bounded, Gradient, Plain, Sam
 from sordino.parts.local_solvers import LocalSgd, Scaffold
 from sordino.parts.mechanisms import Gaussian, Mechanism
-from sordino.parts.releases import LocalNoise, Release
+from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import CyclicPoisson, RoundRobin, Sampler
 from sordino.parts.schedules import PerStep, Schedule, Travelled, scaled
-from sordino.parts.server_optimizers import ServerOptimizer, Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.parts.sparsify import MaskSource, PublicMask, RandomMask, ReleasedMask
 from sordino.parts.strategies import Banded, BufferedToeplitz, Strategy
 from sordino.plan import Plan
-from sordino.recipes.arguments import Federated, Messages, federated, messages, released, shares
+from sordino.recipes.arguments import Correlated, Federated, Messages, federated, plan_of, shares
+
+USUAL: dict[str, Any] = {"momentum": 0.5, "weight_decay": 5e-4}  # of all methods in paper 003
+NOISE_GROWTH = {"laplace": 2.0, "gaussian": 1.0}  # z: the noise variance grows like rounds^z
 
 
-class Work(TypedDict, total=False):
-    """What clients and server do, whoever takes part and whatever the noise."""
-
-    rounds: Required[int]
-    clip_norm: Required[float | Schedule]
-    lr: Required[float | Schedule]
-    epochs: int
-    batch: int | None
-    momentum: float
-    weight_decay: float
-    denoiser: Postprocess | None
-    server: ServerOptimizer
-    gradient: Gradient
-
-
-@shares(federated, gradient=Plain())
-def dp_ftrl(
-    *, clients: Sampler, noise_multiplier: float, strategy: Strategy = BufferedToeplitz(3), **work: Unpack[Work]
-) -> Plan:
-    """w <- w - server step of (sum_i clip(w - w_i, clip norm) + z * clip norm * (row t of C^-1 Z)) / expected.
-
-    Nothing is amplified: `clients` come in turn (roundrobin) or rest (min_separation); cohorts need not be secret.
-    """
-    return federated(clients=clients, release=released(noise_multiplier, None, _correlated(strategy)), **work)
-
-
-@shares(federated, gradient=Plain())
-def band_mf(
-    *,
-    population: int,
-    groups: int,
-    cohort: float,
-    noise_multiplier: float,
-    bands: int | None = None,
-    **work: Unpack[Work],
-) -> Plan:
-    """w <- w - server step of (sum_i clip(w - w_i, clip norm) + z * clip norm * (row t of C^-1 Z)) / cohort.
-
-    `groups` of clients come in turn, and each client of the round's group by a secret coin, `cohort` of them on
-    average: the cost is amplified. C has `bands` optimised bands, at most (and by default) as many as groups.
-    """
-    turns = CyclicPoisson(population, groups, cohort * groups / population)
-    strategy = Banded(groups if bands is None else bands)
-    return federated(clients=turns, release=released(noise_multiplier, None, _correlated(strategy)), **work)
-
-
-def _correlated(strategy: Strategy) -> Callable[[Mechanism], Release]:
-    return lambda noise: CorrelatedNoise(Gaussian(noise.noise_multiplier), strategy)
-
-
-@shares(federated)
+@shares()
 def dp_fed_avg(*, gradient: Gradient = Plain(), **shared: Unpack[Federated]) -> Plan:
     """w <- w - server step of (sum_i clip(w - w_i, clip norm) + N(0, (noise multiplier * clip norm)^2)) / expected.
 
@@ -82,14 +36,52 @@ def dp_fed_avg(*, gradient: Gradient = Plain(), **shared: Unpack[Federated]) -> 
     return federated(gradient=gradient, **shared)
 
 
-@shares(messages)
+@shares()
+def dp_ftrl(
+    *, clients: Sampler, noise_multiplier: float, strategy: Strategy = BufferedToeplitz(3), **work: Unpack[Correlated]
+) -> Plan:
+    """w <- w - server step of (sum_i clip(w - w_i, clip norm) + z * clip norm * (row t of C^-1 Z)) / expected.
+
+    Nothing is amplified: `clients` come in turn (roundrobin) or rest (min_separation); cohorts need not be secret.
+    """
+
+    def correlated(noise: Mechanism) -> CorrelatedNoise:
+        return CorrelatedNoise(Gaussian(noise.noise_multiplier), strategy)
+
+    return federated(clients=clients, noise_multiplier=noise_multiplier, noise=correlated, **work)
+
+
+@shares()
+def band_mf(
+    *,
+    population: int,
+    groups: int,
+    cohort: float,
+    noise_multiplier: float,
+    bands: int | None = None,
+    **work: Unpack[Correlated],
+) -> Plan:
+    """w <- w - server step of (sum_i clip(w - w_i, clip norm) + z * clip norm * (row t of C^-1 Z)) / cohort.
+
+    `groups` of clients come in turn; each client of the round's group is sampled in secret, `cohort` of them on
+    average: the cost is amplified. C has `bands` optimised bands, at most (and by default) as many as groups.
+    """
+    clients = CyclicPoisson(population, groups, cohort * groups / population)
+    strategy = Banded(groups if bands is None else bands)
+    return dp_ftrl(clients=clients, noise_multiplier=noise_multiplier, strategy=strategy, **work)
+
+
+@shares()
 def scaffold(*, lr: float | Schedule, steps: int = 5, batch: int | None = None, **shared: Unpack[Messages]) -> Plan:
     """w <- w - server step of first half, c <- c - rate / (steps lr) * second half of
     (sum_i clip((w - w_i, steps lr (c_i - c_i')), clip norm) + N(0, (noise multiplier * clip norm)^2)) / expected."""
-    return messages(Scaffold(lr=lr, steps=steps, batch=batch), **shared)
+    return plan_of(Scaffold(lr=lr, steps=steps, batch=batch), {**shared}, (Clip(shared["clip_norm"]),))
 
 
-@shares(federated, denoiser=WhenNoisy(LaplacianSmoothing(1.0)))
+# ---- paper 000, DP-Fed-LS: Laplacian smoothing of the noised mean ----------------------------------------------------
+
+
+@shares(denoiser=WhenNoisy(LaplacianSmoothing(1.0)))
 def dp_fed_ls(**shared: Unpack[Federated]) -> Plan:
     """w <- w - A_strength^-1 (sum_i clip(w - w_i, clip norm) + N(0, (noise multiplier * clip norm)^2)) / expected.
 
@@ -101,10 +93,10 @@ def dp_fed_ls(**shared: Unpack[Federated]) -> Plan:
     return federated(project=True, **shared)
 
 
-USUAL: dict[str, Any] = {"momentum": 0.5, "weight_decay": 5e-4}  # of all methods in the paper
+# ---- paper 003, DP-FedSAM: sharpness-aware local steps, its sound top-k forms, the methods it is compared with -------
 
 
-@shares(federated, **USUAL)
+@shares(**USUAL)
 def dp_fed_sam(*, rho: float = 0.5, adaptive: bool = False, **shared: Unpack[Federated]) -> Plan:
     """w <- w - (sum_i clip(w - w_i, clip norm) + noise) / expected; local steps follow grad f(w + rho g / ||g||).
 
@@ -113,7 +105,7 @@ def dp_fed_sam(*, rho: float = 0.5, adaptive: bool = False, **shared: Unpack[Fed
     return federated(gradient=Sam(rho, adaptive), **shared)
 
 
-@shares(federated, **USUAL)
+@shares(**USUAL)
 def dp_fed_sam_top_k(
     *,
     sparsify: Step = PublicMask(0.4, ReleasedMask()),
@@ -129,19 +121,19 @@ def dp_fed_sam_top_k(
     return federated(gradient=Sam(rho, adaptive), sparsify=sparsify, **shared)
 
 
-@shares(federated, **USUAL)
+@shares(**USUAL)
 def fed_smp(*, mask: MaskSource = RandomMask(), keep: float = 0.4, **shared: Unpack[Federated]) -> Plan:
     """Fed-SMP (Hu et al. 2022): one public mask per round for all; random (rand_k), or top-k on public data (top_k)."""
     return federated(sparsify=PublicMask(keep, mask), **shared)
 
 
-@shares(federated, **USUAL)
+@shares(**USUAL)
 def blur(*, strength: float = 0.1, sparsify: Step | None = None, **shared: Unpack[Federated]) -> Plan:
     """BLUR (Cheng et al. 2022): a pull back into the clip ball; SparsifyUpdate adds LUS, a client's own top-k."""
     return federated(gradient=Blur(strength), sparsify=sparsify, **shared)
 
 
-NOISE_GROWTH = {"laplace": 2.0, "gaussian": 1.0}  # z: the noise variance grows like rounds^z
+# ---- paper 002, tuning local and global iterations: every client adds Laplace or Gaussian noise to its upload --------
 
 
 def local_steps(total: int, mechanism: str) -> int:
@@ -174,11 +166,7 @@ def client_side_fed_avg(
     turns.
     """
     way = Travelled(lr.schedule, steps) if isinstance(lr, PerStep) else None
-    return Plan(
-        rounds=rounds,
-        clients=RoundRobin(population, cohort, turns_seed),
-        local=LocalSgd(lr=lr, steps=steps, gradient=Bounded(clip_norm, mechanism.norm)),
-        encode=(Clip(scaled(way or lr, clip_norm if way else steps * clip_norm), mechanism.norm),),
-        release=LocalNoise(mechanism),
-        server=Sgd(),
-    )
+    clip = Clip(scaled(way or lr, clip_norm if way else steps * clip_norm), mechanism.norm)
+    local = LocalSgd(lr=lr, steps=steps, gradient=Bounded(clip_norm, mechanism.norm))
+    clients, release = RoundRobin(population, cohort, turns_seed), LocalNoise(mechanism)
+    return Plan(rounds=rounds, clients=clients, local=local, encode=(clip,), release=release, server=Sgd())

@@ -1,27 +1,37 @@
-"""Paper 001, private learning without a trusted server: every silo clips records, noises and sends its own gradient."""
+"""Recipes whose privacy unit is a record: silos without a trusted server (paper 001), and DP-SGD with one data holder.
+
+Paper 001: every silo clips records, noises and sends its own gradient. Paper 004: DP-LSSGD and DP-LSAdam.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Required, TypedDict, Unpack
+from typing import Any, Unpack
 
 from sordino.accounting.calibration import Budget, calibrate_silos
 from sordino.accounting.delta import default_delta
 from sordino.errors import ConfigError
-from sordino.parts.encoding import LaplacianSmoothing, Postprocess
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.mechanisms import Preparation
 from sordino.parts.record_samplers import AllRecords, RecordSampler
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.releases import Forward, Release
+from sordino.parts.releases import Forward, LocalNoise
 from sordino.parts.samplers import Everyone, Sampler
 from sordino.parts.schedules import Linear, Schedule
 from sordino.parts.server_optimizers import Accelerated, Adam, Average, ServerOptimizer, Sgd
 from sordino.plan import Plan
-from sordino.recipes.arguments import Silos, released, shares, silos
+from sordino.recipes.arguments import DEFAULTS, Holder, Silos, plan_of, shares
 
 
-@shares(silos)
+def silos(server: ServerOptimizer, **shared: Unpack[Silos]) -> Plan:
+    """Return the plan of silos that send clipped gradients; a noise multiplier is noise that every silo adds."""
+    given: dict[str, Any] = {**DEFAULTS, **shared, "server": server}
+    local = BatchGradient(given["records"], given["clip_norm"], gradient=given["gradient"])
+    return plan_of(local, given, noise=LocalNoise)
+
+
+@shares()
 def noisy_minibatch_sgd(
     *,
     lr: float | Schedule,
@@ -37,11 +47,10 @@ def noisy_minibatch_sgd(
     variant. Whoever else may add the noise is a `release`: ShuffledNoise, NoiseShares, CentralNoise, or LocalNoise with
     a noise multiplier per silo. `gradient` = Moreau(beta) smooths a loss that is not.
     """
-    server = Sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, ball=ball, average=average)
-    return silos(server, **shared)
+    return silos(Sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, ball=ball, average=average), **shared)
 
 
-@shares(silos)
+@shares()
 def accelerated_minibatch_sgd(*, v: float, mu: float = 0.0, ball: float | None = None, **shared: Unpack[Silos]) -> Plan:
     """AC-SA on the same noised gradients: three sequences, alpha_r = 2 / (r + 1), eta_r = 4 v / (r (r + 1))."""
     return silos(Accelerated(v=v, mu=mu, ball=ball), **shared)
@@ -59,13 +68,8 @@ def noisy_local_sgd(
     noise_multipliers: tuple[float, ...] = (),
 ) -> Plan:
     """w <- mean of w_i;  `steps` times in a silo  w_i <- w_i - lr / batch (sum_j clip(g_ij) + N(0, (z_i C)^2))."""
-    return Plan(
-        rounds=rounds,
-        clients=clients,
-        local=NoisyLocalSgd(records, clip_norm, noise_multiplier, lr, steps, noise_multipliers),
-        release=Forward(),
-        server=Sgd(),
-    )
+    local = NoisyLocalSgd(records, clip_norm, noise_multiplier, lr, steps, noise_multipliers)
+    return Plan(rounds=rounds, clients=clients, local=local, release=Forward(), server=Sgd())
 
 
 def silo(
@@ -96,106 +100,74 @@ def silo(
 
 
 def budgets(sizes: Sequence[int], epsilons: Sequence[float], deltas: Sequence[float] = ()) -> list[Budget]:
-    """One budget per silo from lists with one entry per silo, or one for all."""
-    given = deltas or [default_delta(size) for size in sizes]
-    each = [values if len(values) > 1 else [*values] * len(sizes) for values in (epsilons, given)]
+    """Return one budget per silo, from lists with one entry per silo or one entry for all."""
+    chosen = deltas or [default_delta(size) for size in sizes]
+    each = [values if len(values) > 1 else [*values] * len(sizes) for values in (epsilons, chosen)]
     for values, name in zip(each, ("epsilons", "deltas"), strict=True):
         if len(values) != len(sizes):
             raise ConfigError(f"{len(values)} {name} for {len(sizes)} silos", "one per silo, or one for all")
     return [Budget(epsilon, delta) for epsilon, delta in zip(*each, strict=True)]
 
 
-class Alone(TypedDict, total=False):
-    """One silo that holds all the records, and trusts itself with the noise."""
-
-    rounds: Required[int]
-    records: Required[RecordSampler]
-    clip_norm: Required[float | Schedule]
-    noise_multiplier: float | None
-    release: Release | None
-    denoiser: Postprocess | None
+# ---- one holder of all the data, gradients clipped record by record --------------------------------------------------
 
 
-def alone(
-    server: ServerOptimizer,
-    *,
-    rounds: int,
-    records: RecordSampler,
-    clip_norm: float | Schedule,
-    noise_multiplier: float | None = None,
-    release: Release | None = None,
-    denoiser: Postprocess | None = None,
-) -> Plan:
-    """Its plan: every step of the server is a step of the training."""
-    return Plan(
-        rounds=rounds,
-        clients=Everyone(1),
-        local=BatchGradient(records, clip_norm),
-        release=released(noise_multiplier, release),
-        postprocess=(denoiser,) if denoiser else (),
-        server=server,
-    ).fitted()
+def one_holder(server: ServerOptimizer, **shared: Unpack[Holder]) -> Plan:
+    """Return the plan of one data holder: every server step is one step of the training."""
+    local = BatchGradient(shared["records"], shared["clip_norm"])
+    return plan_of(local, {**shared, "clients": Everyone(1), "server": server})
 
 
-class Descent(Alone, total=False):
-    """The arguments of `dp_sgd`."""
-
-    lr: Required[float | Schedule]
-    momentum: float
-    weight_decay: float
-    average: Average | None
-
-
-class Moments(Alone, total=False):
-    """The arguments of `dp_adam`."""
-
-    lr: Required[float | Schedule]
-    beta1: float
-    beta2: float
-    floor: float
-
-
-@shares(alone)
+@shares()
 def dp_sgd(
     *,
     lr: float | Schedule,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     average: Average | None = None,
-    **shared: Unpack[Alone],
+    **shared: Unpack[Holder],
 ) -> Plan:
     """w <- w - lr (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch  (Abadi et al. 2016).
 
     `records` draws the batches: PoissonRecords(batch, (n,)) takes each of n records with probability batch / n. With
     RecordsInTurn, a loader that was shuffled once, `release` may be CorrelatedNoise; nothing is amplified there.
     """
-    return alone(Sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, average=average), **shared)
+    return one_holder(Sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, average=average), **shared)
 
 
-@shares(dp_sgd, denoiser=LaplacianSmoothing(1.0))
-def dp_ls_sgd(**shared: Unpack[Descent]) -> Plan:
+@shares(denoiser=LaplacianSmoothing(1.0))
+def dp_ls_sgd(
+    *,
+    lr: float | Schedule,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    average: Average | None = None,
+    **shared: Unpack[Holder],
+) -> Plan:
     """w <- w - lr A_strength^-1 (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch.
 
     A = I + strength * L, L the Laplacian of a cycle: it works on what is noised already, so it costs no privacy.
     """
-    return dp_sgd(**shared)
+    return dp_sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, average=average, **shared)
 
 
-@shares(alone)
+@shares()
 def dp_adam(
-    *, lr: float | Schedule, beta1: float = 0.9, beta2: float = 0.999, floor: float = 1e-8, **shared: Unpack[Alone]
+    *, lr: float | Schedule, beta1: float = 0.9, beta2: float = 0.999, floor: float = 1e-8, **shared: Unpack[Holder]
 ) -> Plan:
     """Adam on (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch, a batch of records.
 
     `floor` is added to the root of the second moment.
     """
-    return alone(Adam(lr, beta1, beta2, floor), **shared)
+    return one_holder(Adam(lr, beta1, beta2, floor), **shared)
 
 
-@shares(dp_adam, denoiser=LaplacianSmoothing(1.0))
-def dp_ls_adam(**shared: Unpack[Moments]) -> Plan:
+@shares(denoiser=LaplacianSmoothing(1.0))
+def dp_ls_adam(
+    *, lr: float | Schedule, beta1: float = 0.9, beta2: float = 0.999, floor: float = 1e-8, **shared: Unpack[Holder]
+) -> Plan:
     """Adam on A_strength^-1 (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch.
 
     The noised gradient is smoothed, then Adam takes both moments of it.
     """
-    return dp_adam(**shared)
+    return dp_adam(lr=lr, beta1=beta1, beta2=beta2, floor=floor, **shared)

@@ -1,4 +1,4 @@
-"""A file to start from for every recipe: it runs as it is, on data that is bundled, and learns something."""
+"""Example files of all recipes, each of which runs on bundled data; called by `sordino recipes show` and the docs."""
 
 from __future__ import annotations
 
@@ -19,86 +19,53 @@ class Starter:
     values: dict[str, str] = field(default_factory=dict)
 
 
+# fmt: off
 MANY = Starter(  # a hundred clients of 14 or 15 digits each
-    'dataset = "digits"\npartition = { kind = "iid", clients = 100 }',
-    {
-        "rounds": "60",
-        "clients": '{ kind = "poisson", population = 100, rate = 0.3 }',
-        "lr": '{ kind = "decay", start = 0.5, factor = 0.99 }',
-        "clip_norm": "1.0",
-        "noise_multiplier": "2.0",
-        "epochs": "5",
-        "batch": "5",
-        "population": "100",
-        "epsilon": "4.0",
+    'dataset = "digits"\npartition = { kind = "iid", clients = 100 }', {
+        "rounds": "60", "clients": '{ kind = "poisson", population = 100, rate = 0.3 }',
+        "lr": '{ kind = "decay", start = 0.5, factor = 0.99 }', "clip_norm": "1.0", "noise_multiplier": "2.0",
+        "epochs": "5", "batch": "5", "population": "100", "epsilon": "4.0",
     },
 )
 SILOS = Starter(  # ten silos of 140 digits each
-    'dataset = "digits"\noptions = { train = 1400 }\npartition = { kind = "iid", clients = 10 }',
-    {
-        "rounds": "60",
-        "clients": '{ kind = "everyone", population = 10 }',
+    'dataset = "digits"\noptions = { train = 1400 }\npartition = { kind = "iid", clients = 10 }', {
+        "rounds": "60", "clients": '{ kind = "everyone", population = 10 }',
         "sizes": "[140, 140, 140, 140, 140, 140, 140, 140, 140, 140]",
-        "records": '{ kind = "fixed_records", batch = 40, sizes = [140] }',
-        "epsilons": "[4.0]",
-        "clip_norm": "1.0",
-        "noise_multiplier": "3.0",
-        "lr": "1.0",
-        "steps": "3",
-        "v": "20.0",
+        "records": '{ kind = "fixed_records", batch = 40, sizes = [140] }', "epsilons": "[4.0]", "clip_norm": "1.0",
+        "noise_multiplier": "3.0", "lr": "1.0", "steps": "3", "v": "20.0",
     },
 )
 HOLDER = Starter(  # one holder of all 1,438 digits; a batch is about a hundred of them
-    'dataset = "digits"\npartition = { kind = "iid", clients = 1 }',
-    {
-        "rounds": "100",
-        "records": '{ kind = "poisson_records", batch = 100, sizes = [1438] }',
-        "lr": "2.0",
-        "clip_norm": "1.0",
-        "noise_multiplier": "2.0",
+    'dataset = "digits"\npartition = { kind = "iid", clients = 1 }', {
+        "rounds": "100", "records": '{ kind = "poisson_records", batch = 100, sizes = [1438] }', "lr": "2.0",
+        "clip_norm": "1.0", "noise_multiplier": "2.0",
     },
 )
 ADAM = Starter(HOLDER.task, {**HOLDER.values, "lr": "0.05"})
 LOCAL = Starter(  # noise on every upload is heavy: few parameters, short steps, everybody in every round
-    'dataset = "breast_cancer"\npartition = { kind = "iid", clients = 100 }',
-    {
-        "rounds": "20",
-        "population": "100",
-        "cohort": "100",
-        "lr": "0.5",
-        "steps": "5",
-        "clip_norm": "0.5",
+    'dataset = "breast_cancer"\npartition = { kind = "iid", clients = 100 }', {
+        "rounds": "20", "population": "100", "cohort": "100", "lr": "0.5", "steps": "5", "clip_norm": "0.5",
         "mechanism": '{ kind = "gaussian", noise_multiplier = 5.0 }',
     },
 )
 TURNS = {"clients": '{ kind = "roundrobin", population = 100, cohort = 20 }', "noise_multiplier": "6.0"}
+FEWER = {"lr": "0.5", "records": '{ kind = "fixed_records", batch = 20, sizes = [140] }'}
 STARTERS = {
     "dp_ftrl": Starter(MANY.task, {**MANY.values, **TURNS}),
     "band_mf": Starter(MANY.task, {**MANY.values, "groups": "3", "cohort": "20.0", "noise_multiplier": "3.0"}),
     "client_side_fed_avg": LOCAL,
     "scaffold": Starter(MANY.task, {**MANY.values, "lr": "1.0", "steps": "10", "clip_norm": "0.5"}),
-    "dp_sgd": HOLDER,
-    "dp_ls_sgd": HOLDER,
-    "dp_adam": ADAM,
-    "dp_ls_adam": ADAM,
-    "noisy_minibatch_sgd": SILOS,
-    "accelerated_minibatch_sgd": SILOS,
-    "noisy_local_sgd": Starter(
-        SILOS.task, {**SILOS.values, "lr": "0.5", "records": '{ kind = "fixed_records", batch = 20, sizes = [140] }'}
-    ),
-    "silo": SILOS,
+    "dp_sgd": HOLDER, "dp_ls_sgd": HOLDER, "dp_adam": ADAM, "dp_ls_adam": ADAM,
+    "noisy_minibatch_sgd": SILOS, "accelerated_minibatch_sgd": SILOS, "silo": SILOS,
+    "noisy_local_sgd": Starter(SILOS.task, {**SILOS.values, **FEWER}),
 }
-CHOSEN = ("epochs", "steps", "batch", "noise_multiplier")  # given although they have defaults
-
-
-def starter(name: str) -> Starter:
-    """The example of a recipe: its own, or that of many clients."""
-    return STARTERS.get(name, MANY)
+# fmt: on
+CHOSEN = ("epochs", "steps", "batch", "noise_multiplier")  # written to the file although they have defaults
 
 
 def example(name: str) -> str:
-    """A whole file that runs: required arguments with sample values, the others with their defaults."""
-    chosen, lines = starter(name), [f'name = "{name}"']
+    """Return a configuration file that runs: required arguments with sample values, the others with defaults."""
+    chosen, lines = STARTERS.get(name, MANY), [f'name = "{name}"']
     for p in inspect.signature(RECIPES[name]).parameters.values():
         if p.default is p.empty or (p.name in CHOSEN and p.name in chosen.values):
             lines.append(f"{p.name} = {chosen.values.get(p.name, '... # yours')}")
@@ -109,7 +76,7 @@ def example(name: str) -> str:
 
 
 def written(value: Any) -> str:
-    """A default as TOML; of a part its kind, and what is not left at its own default."""
+    """Return a value as TOML; for a part its kind and the fields that differ from their defaults."""
     if not isinstance(value, Part):
         return json.dumps(value)
     keys: dict[str, Any] = {}

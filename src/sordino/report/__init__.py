@@ -1,4 +1,4 @@
-"""Reports of runs: page, comparison, figures and trackers. `ReportSection` and `TrackerBackend` are bases for yours."""
+"""Reports of runs: page, comparison, figures and trackers. Subclass `ReportSection` or `TrackerBackend` to extend."""
 
 from __future__ import annotations
 

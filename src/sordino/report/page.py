@@ -1,7 +1,6 @@
-"""The page: one HTML file from the report's data, with its style, its script and its figures inside.
+"""The report's page: one HTML file with style, script and figures inside; called by `sordino report`, `Result.report`.
 
-`ReportSection` is the base of sections that other packages add after Sordino's own; so may a file that
-`sordino report --with` names.
+`ReportSection` is the base class of sections that other packages, or a file of `sordino report --with`, add:
 
     [project.entry-points."sordino.report_sections"]
     my_pkg = "my_pkg.report"        # a module: importing it registers the sections that it defines
@@ -11,158 +10,128 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from sordino import codec
 from sordino.accounting.rounding import atleast, upto
 from sordino.errors import ConfigError, shorten
-from sordino.report import charts, comparison, workings
-from sordino.report.figures import DARK, LIGHT, Bars, Chart, draw, variables
-from sordino.report.text_table import Table, figure, short
+from sordino.report import charts
+from sordino.report.charts import Run
+from sordino.report.comparison import comparison_table, differences_table
+from sordino.report.figures import DARK, LIGHT, Bars, Chart, draw
+from sordino.report.text_table import Table, cell_text, number_text
 
-ROWS = 24  # of the numbers beside a figure; `--json` has all of them
-Run = dict[str, Any]  # one run as `sordino report --json` prints it
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A drawing, and the same in numbers."""
-
-    title: str
-    says: str
-    svg: Markup
-    numbers: Table
-    left_out: bool = False
+MAX_ROWS = 24  # rows of the table of numbers beside a chart; `--json` has all of them
+GROUP = "sordino.report_sections"
+Figure = Chart | Bars
 
 
-def rendered(found: dict[str, Any]) -> str:
-    """The whole page."""
+def render_page(found: dict[str, Any]) -> str:
+    """Return the whole page for the data of `report_data`."""
     environment = Environment(
         loader=PackageLoader("sordino.report", "."), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    environment.filters |= {"upto": upto, "figure": figure, "short": short}
+    environment.filters |= {"upto": upto, "figure": number_text, "short": cell_text}
     runs, each = found["runs"], charts.one_of_each(found)
+    light, dark = (" ".join(f"--{name}: {value};" for name, value in theme.items()) for theme in (LIGHT, DARK))
     return environment.get_template("page.html.jinja").render(
-        data=found,
-        runs=runs,
-        light=variables(LIGHT),
-        dark=variables(DARK),
-        comparison=comparison.table(found),
-        utility=_drawn([charts.utility(found), *charts.metrics(found), *_each(each, charts.groups)]),
-        privacy=_drawn([*charts.curves(each), *_each(each, charts.silos)]),
-        adversaries=adversaries(each),
-        settings=comparison.settings_table(found),
-        audits=_drawn(_each(runs, workings.audits)),
-        memberships=memberships(runs),
-        inside=_drawn([*_each(each, workings.norms), workings.clipped(each)]),
-        ran=_drawn(_each(each, workings.spectra, workings.turns)),
+        data=found, runs=runs, light=light, dark=dark,
+        comparison=comparison_table(found),
+        utility=_drawn([charts.utility(found), *charts.metrics(found), *_for_each(each, charts.groups)]),
+        privacy=_drawn([*charts.privacy(each), *_for_each(each, charts.silos)]),
+        adversaries=_adversaries(each),
+        settings=differences_table(found),
+        audits=_drawn(_for_each(runs, charts.audits)),
+        memberships=_memberships(runs),
+        inside=_drawn([*_for_each(each, charts.norms), charts.clipped(each)]),
+        ran=_drawn([*_for_each(each, charts.spectra), *_for_each(each, charts.participations)]),
         smooths=any(run["spectrum"] is not None for run in runs),
-        sections=[_section(place, *one) for place, one in enumerate(contents_of(runs))],
-    )
+        sections=_added_sections(runs),
+    )  # fmt: skip
 
 
-def write(file: Path, found: dict[str, Any]) -> None:
-    """The page as a file; one that is there is replaced."""
+def write_page(file: Path, found: dict[str, Any]) -> None:
+    """Write the page to a file, which is replaced if it exists."""
     try:
-        file.write_text(rendered(found), encoding="utf-8")
+        file.write_text(render_page(found), encoding="utf-8")
     except OSError as error:
         wrong = f"{file}, which cannot be written ({error.strerror})"
         raise ConfigError(wrong, "a file in a folder that exists", "choose another --out") from None
 
 
-# ---- figures --------------------------------------------------------------------------------------------------------
-
-Maker = Callable[[Run, int], Chart | Bars | None]
-
-
-def _each(runs: Sequence[Run], *makers: Maker) -> list[Chart | Bars | None]:
-    """Every kind of figure, run by run, so that the same stand side by side."""
-    return [make(run, place) for make in makers for place, run in enumerate(runs)]
+# ---- figures
+def _for_each(runs: Sequence[Run], make: Callable[[Run, int], Figure | None]) -> list[Figure | None]:
+    return [make(run, place) for place, run in enumerate(runs)]
 
 
-def _drawn(made: Sequence[Chart | Bars | None]) -> list[Figure]:
-    return [drawn(one) for one in made if one is not None]
+def _drawn(figures: Sequence[Figure | None]) -> list[dict[str, Any]]:
+    """Return title, sentence, SVG and numbers of every figure, as the template reads them."""
+    found = []
+    for one in figures:
+        if one is not None:
+            numbers, left_out = (_bar_numbers(one), False) if isinstance(one, Bars) else _chart_numbers(one)
+            svg = draw(one)
+            found.append({"title": one.title, "says": one.says, "svg": svg, "numbers": numbers, "left_out": left_out})
+    return found
 
 
-def drawn(made: Chart | Bars) -> Figure:
-    """A figure of the page with its numbers."""
-    numbers, left_out = (_bars(made), False) if isinstance(made, Bars) else _chart(made)
-    return Figure(made.title, made.says, draw(made), numbers, left_out)
-
-
-def _section(place: int, section: ReportSection, text: str, made: Sequence[Chart | Bars | Table]) -> dict[str, Any]:
-    """A section that another package adds."""
-    return {
-        "id": f"section-{place}",
-        "title": section.title,
-        "not_private": section.not_private,
-        "text": text,
-        "figures": _drawn(
-            [replace(one, key=f"section-{place}-{one.key}") for one in made if not isinstance(one, Table)]
-        ),
-        "tables": [one for one in made if isinstance(one, Table)],
-    }
-
-
-def _chart(chart: Chart) -> tuple[Table, bool]:
-    """The numbers of a chart, and whether some rows are left out."""
-    named = [one for one in chart.series if not one.quiet]
-    places = sorted({x for one in named for x in one.xs})
-    every = -(-len(places) // ROWS)
-    kept = places[::-1][::every][::-1]  # the last is always among them
+def _chart_numbers(chart: Chart) -> tuple[Table, bool]:
+    """Return the numbers of a chart as a table, and whether rows are left out; the last row never is."""
+    series = [one for one in chart.series if not one.quiet]
+    places = sorted({x for one in series for x in one.xs})
+    every = -(-len(places) // MAX_ROWS)
     columns = []
-    for one in named:
+    for one in series:
         name = one.name or chart.y.label
         columns.append((f"{name} from" if one.tops else name, dict(zip(one.xs, one.ys, strict=True))))
         columns += [(f"{name} to", dict(zip(one.xs, one.tops, strict=True)))] if one.tops else []
-    head = (chart.x.label, *(name for name, _ in columns))
-    cells = [["-" if (y := column.get(x)) is None else chart.y.number(y) for _, column in columns] for x in kept]
-    rows = tuple((chart.x.number(x), *row) for x, row in zip(kept, cells, strict=True))
-    return Table(head, rows, f"{chart.title}: numbers"), every > 1
+    rows = []
+    for x in places[::-1][::every][::-1]:
+        cells = ("-" if (y := column.get(x)) is None else chart.y.number(y) for _, column in columns)
+        rows.append((chart.x.number(x), *cells))
+    return Table((chart.x.label, *(name for name, _ in columns)), tuple(rows), f"{chart.title}: numbers"), every > 1
 
 
-def _bars(bars: Bars) -> Table:
-    bounds = [(atleast(value), upto(mark)) for (_, value, _), mark in zip(bars.rows, bars.marks, strict=False)]
-    cells: Sequence[tuple[str, ...]] = bounds or [(said,) for _, _, said in bars.rows]
-    rows = tuple((name, *own) for (name, _, _), own in zip(bars.rows, cells, strict=True))
-    head = ("", "at least", "certified at most") if bars.marks else ("", bars.axis)
-    return Table(head, rows, f"{bars.title}: numbers")
+def _bar_numbers(bars: Bars) -> Table:
+    head: tuple[str, ...] = ("", bars.axis)
+    rows: list[tuple[str, ...]] = [(name, text) for name, _, text in bars.rows]
+    if bars.marks:
+        head = ("", "at least", "certified at most")
+        pairs = zip(bars.rows, bars.marks, strict=True)
+        rows = [(name, atleast(value), upto(mark)) for (name, value, _), mark in pairs]
+    return Table(head, tuple(rows), f"{bars.title}: numbers")
 
 
-# ---- tables ---------------------------------------------------------------------------------------------------------
-
-
-def adversaries(runs: Sequence[Run]) -> Table:
-    """Who sees what, and what each run promises against that."""
+# ---- tables
+def _adversaries(runs: Sequence[Run]) -> Table:
+    """Return what each run guarantees against each adversary; every bound is rounded up."""
     lines = [(run["name"], line) for run in runs for line in run["certificate"]["adversaries"]]
     others = sorted({one["delta"] for _, line in lines for one in line["other_deltas"]}, reverse=True)
+    rows = []
+    for name, line in lines:
+        known, gdp = {one["delta"]: one["epsilon"] for one in line["other_deltas"]}, line["gdp"]
+        rows.append((
+            name,
+            charts.ADVERSARY_WORDS.get(line["adversary"], line["adversary"]),
+            upto(line["epsilon"]),
+            upto(line["delta"]),
+            *(upto(known[delta]) if delta in known else "-" for delta in others),
+            "-" if gdp is None else f"{upto(gdp['mu'])} ({upto(gdp['regret'])})",
+            line["relation"].replace("_", " "),
+            line["method"].upper() if line["epsilon"] is not None else "-",
+        ))  # fmt: skip
     at = tuple(f"epsilon at {upto(delta)}" for delta in others)
     head = ("run", "one who sees", "epsilon", "delta", *at, "mu (regret)", "neighbours differ by", "proved by")
-    rows = tuple((name, *_promised(line, others)) for name, line in lines)
-    return Table(head, rows, "What each run promises, against whom; every bound is rounded up")
+    return Table(head, tuple(rows), "What each run promises, against whom; every bound is rounded up")
 
 
-def _promised(line: dict[str, Any], others: Sequence[float]) -> tuple[str, ...]:
-    known, gdp = {one["delta"]: one["epsilon"] for one in line["other_deltas"]}, line["gdp"]
-    return (
-        charts.WORDS.get(line["adversary"], line["adversary"]),
-        upto(line["epsilon"]),
-        upto(line["delta"]),
-        *(upto(known[delta]) if delta in known else "-" for delta in others),
-        "-" if gdp is None else f"{upto(gdp['mu'])} ({upto(gdp['regret'])})",
-        line["relation"].replace("_", " "),
-        line["method"].upper() if line["epsilon"] is not None else "-",
-    )
-
-
-def memberships(runs: Sequence[Run]) -> Table | None:
-    """What a loss threshold tells of who was trained on, beside what the certificate allows."""
+def _memberships(runs: Sequence[Run]) -> Table | None:
+    """Return the results of loss-threshold membership attacks beside what the certificates allow."""
     rows = []
     for run in runs:
         m = run["audit"].get("membership", {}).get("membership")
@@ -174,9 +143,7 @@ def memberships(runs: Sequence[Run]) -> Table | None:
     return Table(head, tuple(rows), "Membership by a loss threshold (guessing has AUC 0.5)") if rows else None
 
 
-GROUP = "sordino.report_sections"
-
-
+# ---- sections of other packages
 class ReportSection(ABC):
     """A section of the page: a heading, a text, and charts, bars and tables made of the runs' data.
 
@@ -193,24 +160,29 @@ class ReportSection(ABC):
             ReportSection.members[title] = cls
 
     def text(self, runs: Sequence[Run]) -> str:
-        """What stands under the heading."""
+        """Return the text under the heading."""
         return ""
 
     @abstractmethod
     def contents(self, runs: Sequence[Run]) -> Sequence[Chart | Bars | Table]:
-        """Figures and tables; nothing: the section is left out."""
+        """Return figures and tables; the section is omitted if there are none."""
 
 
-def contents_of(runs: Sequence[Run]) -> list[tuple[ReportSection, str, Sequence[Chart | Bars | Table]]]:
-    """Every installed section that has something to show of these runs."""
+def _added_sections(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return every registered section that has contents for these runs, as the template reads it."""
     codec.load_plugins(GROUP)
-    found = []
+    found: list[dict[str, Any]] = []
     for title, kind in ReportSection.members.items():
+        key = f"section-{len(found)}"
         try:
             section = kind()
-            made = section.contents(runs)
-            found += [(section, section.text(runs), made)] if made else []
+            contents, text = section.contents(runs), section.text(runs)
         except Exception as error:
             why = shorten(f"{type(error).__name__}: {error}")
             raise ConfigError(f"report section {title!r}, which fails ({why})", "one that can be drawn") from None
+        if contents:
+            figures = [replace(one, key=f"{key}-{one.key}") for one in contents if not isinstance(one, Table)]
+            tables = [one for one in contents if isinstance(one, Table)]
+            named = {"id": key, "title": section.title, "not_private": section.not_private, "text": text}
+            found.append({**named, "figures": _drawn(figures), "tables": tables})
     return found

@@ -1,59 +1,31 @@
-"""Tables of text for a terminal, LaTeX and the page, the history of a run as one, and how to cite what ran.
+"""Tables of results: text and LaTeX tables, a run's history, and settings with means and intervals over seeds.
 
-Used by report, compare, sweep, and `train`, which returns `Result.history`.
+Called by `sordino compare`, `sordino report`, `sordino sweep`, and by `train`, which returns `Result.history`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean, stdev
 from typing import Any
 
+from sordino import codec
+from sordino.accounting.rounding import upto
 from sordino.errors import ConfigError
 from sordino.outcome import DIAGNOSTIC
 from sordino.version import __version__
 
-ABSENT = "-"
-
-
-def flat(table: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of every value; a list of plain values is one value; what is empty says nothing."""
-    if isinstance(table, dict):
-        for key, value in table.items():
-            yield from flat(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(table, list) and any(isinstance(item, dict) for item in table):
-        for place, item in enumerate(table):
-            yield from flat(item, f"{name}.{place}")
-    elif table not in ([], None):
-        yield name, table
-
-
-def is_number(value: Any) -> bool:
-    """Whether a figure is a quantity; a flag is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def short(value: Any) -> str:
-    """A value as a cell of a table."""
-    if value is None:
-        return ABSENT
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, list):
-        return "[" + ", ".join(short(one) for one in value[:8]) + (", ...]" if len(value) > 8 else "]")
-    return str(value)
-
-
-def figure(value: Any, digits: int = 4) -> str:
-    """A number as a cell; nothing where there is none."""
-    return "-" if value is None else f"{value:.{digits}g}" if isinstance(value, float | int) else str(value)
-
-
 TITLE = "Sordino: differentially private federated learning with a certificate that is true of what ran"
 AUTHOR = "The Sordino developers"
-_SPECIAL = {
+NOT_PRIVATE = "not_private/"  # prefix of history columns that come from unreleased data
+REPR_ROWS = 5  # rows at each end of a history that its repr prints
+MIN_SEEDS = 3  # fewest seeds for which a confidence interval is computed
+LOWER_IS_BETTER = ("loss", "rmse", "error", "mae")  # words in a metric's name; for all other metrics higher is better
+_LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -63,62 +35,92 @@ _SPECIAL = {
 }
 
 
+# ---- cells
+def flatten(table: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, value) of every leaf of nested dicts and lists of dicts; None and empty lists are skipped."""
+    if isinstance(table, dict):
+        for key, value in table.items():
+            yield from flatten(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(table, list) and any(isinstance(item, dict) for item in table):
+        for place, item in enumerate(table):
+            yield from flatten(item, f"{name}.{place}")
+    elif table not in ([], None):
+        yield name, table
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is an int or float; a bool is not a number here."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def cell_text(value: Any) -> str:
+    """Return any value as the text of one table cell; lists longer than 8 are cut."""
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(cell_text, value[:8])) + (", ...]" if len(value) > 8 else "]")
+    return f"{value:.6g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def number_text(value: Any, digits: int = 4) -> str:
+    """Return a number with this many significant digits, "-" for None, and any other value as text."""
+    return "-" if value is None else f"{value:.{digits}g}" if isinstance(value, float | int) else str(value)
+
+
+def value_text(value: Any) -> str:
+    """Return a setting of a sweep as text; a table with a `kind` becomes kind(key=value, ...)."""
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{name}={value_text(item)}" for name, item in value.items() if name != "kind")
+        return f"{value.get('kind', '')}({inside})" if inside else str(value.get("kind", "{}"))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def escape_latex(text: str) -> str:
+    """Escape the characters that LaTeX treats as commands."""
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
 @dataclass(frozen=True)
 class Table:
-    """Cells as text, a row each; the first column names the row."""
+    """A table of text cells with a caption; the first column names the rows."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str = ""
 
     @property
-    def turned(self) -> Table:
-        """Rows for columns."""
+    def transposed(self) -> Table:
         head, *rows = zip(self.head, *self.rows, strict=True)
         return Table(head, tuple(rows), self.caption)
 
     def text(self) -> str:
-        """Columns under each other, two spaces apart."""
+        """Return the table for a terminal: aligned columns, two spaces apart."""
         lines = [self.head, *self.rows]
         widths = [max(len(line[place]) for line in lines) for place in range(len(self.head))]
         return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
     def latex(self, label: str = "tab:sordino") -> str:
-        """A table of the package booktabs; numbers stand to the right."""
+        """Return a LaTeX table for the package booktabs; columns of numbers are aligned to the right."""
+
+        def is_numeric(cell: str) -> bool:
+            try:
+                float(cell)
+            except ValueError:
+                return cell in ("-", "")
+            return True
+
         columns = ([row[place] for row in self.rows] for place in range(1, len(self.head)))
-        sides = "l" + "".join("r" if all(map(_number, cells)) else "l" for cells in columns)
-        body = [" & ".join(map(escaped, row)) + r" \\" for row in self.rows]
+        sides = "l" + "".join("r" if all(map(is_numeric, cells)) else "l" for cells in columns)
+        head, *body = (" & ".join(map(escape_latex, row)) + r" \\" for row in (self.head, *self.rows))
         return "\n".join([
-            r"\begin{table}  % \usepackage{booktabs}",
-            r"\centering",
-            rf"\caption{{{escaped(self.caption)}}}",
-            rf"\label{{{label}}}",
-            rf"\begin{{tabular}}{{{sides}}}",
-            r"\toprule",
-            " & ".join(map(escaped, self.head)) + r" \\",
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
+            r"\begin{table}  % \usepackage{booktabs}", r"\centering", rf"\caption{{{escape_latex(self.caption)}}}",
+            rf"\label{{{label}}}", rf"\begin{{tabular}}{{{sides}}}", r"\toprule", head, r"\midrule", *body,
+            r"\bottomrule", r"\end{tabular}", r"\end{table}",
         ])  # fmt: skip
 
 
-def _number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return cell in ("-", "")
-    return True
-
-
-def escaped(text: str) -> str:
-    """Text as LaTeX prints it."""
-    return "".join(_SPECIAL.get(character, character) for character in text)
-
-
 def bibtex(versions: Sequence[str] = (__version__,)) -> str:
-    """An entry for each version that ran."""
+    """Return one BibTeX entry for each Sordino version that ran."""
     found = []
     for version in sorted(set(versions)):
         fields = {"author": f"{{{AUTHOR}}}", "title": f"{{{TITLE}}}", "version": version, "note": "Apache-2.0"}
@@ -127,18 +129,12 @@ def bibtex(versions: Sequence[str] = (__version__,)) -> str:
     return "\n\n".join(found)
 
 
-NOT_PRIVATE = "not_private/"  # before the names of figures of unreleased data
-
-
-ROWS = 5  # that a repr shows, from the beginning and from the end
-
-
 class History(list[dict[str, Any]]):
-    """Rows of a run: `round`, metrics on public rows, and figures of unreleased data as `not_private/...`."""
+    """Rounds of a run: `round`, metrics on public rows, and metrics of unreleased data as `not_private/...`."""
 
     @classmethod
     def of(cls, lines: Iterable[dict[str, Any]]) -> History:
-        """From lines as a run's folder has them, with the diagnostics in a table of their own."""
+        """Make a history from the lines of history.jsonl, whose diagnostics are a nested table."""
         return cls(
             {name: value for name, value in line.items() if name != DIAGNOSTIC}
             | {f"{NOT_PRIVATE}{name}": value for name, value in line.get(DIAGNOSTIC, {}).items()}
@@ -147,11 +143,10 @@ class History(list[dict[str, Any]]):
 
     @property
     def columns(self) -> list[str]:
-        """Every name that a row has, in order of appearance."""
         return list(dict.fromkeys(name for row in self for name in row))
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame with one row per round."""
+        """Return a pandas.DataFrame with one row per round."""
         try:
             from pandas import DataFrame  # type: ignore[import-untyped,unused-ignore]
         except ImportError:
@@ -161,7 +156,157 @@ class History(list[dict[str, Any]]):
     def __repr__(self) -> str:
         public = [name for name in self.columns if not name.startswith(NOT_PRIVATE)]
         hidden = len(self.columns) - len(public)
-        rows = [*self] if len(self) <= 2 * ROWS else [*self[:ROWS], {}, *self[-ROWS:]]
-        cells = tuple(tuple(short(row.get(name)) if row else "..." for name in public) for row in rows)
+        rows = [*self] if len(self) <= 2 * REPR_ROWS else [*self[:REPR_ROWS], {}, *self[-REPR_ROWS:]]
+        cells = tuple(tuple(cell_text(row.get(name)) if row else "..." for name in public) for row in rows)
         more = f"; {hidden} columns of figures that are not private: history[-1], to_pandas()" if hidden else ""
         return f"{Table(tuple(public), cells).text()}\n{len(self)} rounds{more}"
+
+
+# ---- settings, with means over seeds
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds with half the width of its 95% interval (Student's t); None with fewer than three seeds.
+
+    Two seeds would give an interval of t_1 = 12.7 standard errors to each side, which is useless; three give 4.3.
+    """
+
+    mean: float
+    half_width: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        from scipy.special import stdtrit
+
+        if len(values) < MIN_SEEDS:
+            return cls(mean(values), None)
+        return cls(mean(values), float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values)))
+
+    def text(self, sign: str = "") -> str:
+        """Return "mean +- half width"; `sign` = "+" prints the sign of a difference."""
+        return f"{self.mean:{sign}.4f}" + ("" if self.half_width is None else f" +- {self.half_width:.4f}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting of a sweep: the metric of every seed (NaN if the run diverged) and the privacy cost of one run."""
+
+    number: int
+    settings: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    values: tuple[float, ...]
+    epsilon: float | None
+    relation: str | None = None
+    curves: tuple[tuple[tuple[int, float], ...], ...] = ()  # for every run: (round, value of the metric)
+
+    @property
+    def finite(self) -> bool:
+        return all(map(math.isfinite, self.values))
+
+    @property
+    def estimate(self) -> Estimate | None:
+        return Estimate.of(self.values) if self.finite else None
+
+    def minus(self, best: Row) -> Estimate | None:
+        """Return the difference to the best setting, paired by seed; None for the best or where seeds differ."""
+        if self is best or self.seeds != best.seeds or not (self.finite and best.finite):
+            return None
+        return Estimate.of([own - other for own, other in zip(self.values, best.values, strict=True)])
+
+    def band(self) -> list[tuple[int, Estimate]]:
+        """Return (round, mean and interval of the metric over seeds) for the rounds that every run evaluated."""
+        each = [dict(curve) for curve in self.curves]
+        rounds = sorted(set.intersection(*map(set, each))) if each else []
+        return [(t, Estimate.of([curve[t] for curve in each])) for t in rounds]
+
+    def cell(self, key: str) -> str:
+        return value_text(self.settings[key]) if key in self.settings else ""
+
+    def label(self, keys: Sequence[str]) -> str:
+        """Return the setting's name in a legend: the values of these keys, and of a recipe its name alone."""
+        cells = [(key.removeprefix("recipe."), self.cell(key)) for key in keys if key in self.settings]
+        return ", ".join(text if key == "name" else f"{key} {text}" for key, text in cells) or f"setting {self.number}"
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Return a sentence part that says over which seeds a mean is taken and whether it has an interval."""
+    text = f"mean of seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else "one seed"
+    if len(seeds) >= MIN_SEEDS:
+        return f"{text}, +- 95% interval"
+    return f"{text}: no interval, which takes {MIN_SEEDS} seeds"
+
+
+def better(metric: str) -> str:
+    """Return "smaller" for a metric of which lower values are better, such as a loss, else "larger"."""
+    return "smaller" if any(word in metric for word in LOWER_IS_BETTER) else "larger"
+
+
+def sort_rows(rows: Sequence[Row], metric: str) -> list[Row]:
+    """Return the settings by mean over seeds, the best first and diverged settings last."""
+    sign = 1.0 if better(metric) == "smaller" else -1.0
+    return sorted(rows, key=lambda row: sign * mean(row.values) if row.finite else math.inf)
+
+
+def best_of(rows: Sequence[Row], metric: str) -> Row:
+    """Return the setting with the best mean over seeds; refuse a sweep in which every setting diverged."""
+    best = sort_rows(rows, metric)[0]
+    if not best.finite:
+        fix = "lower the learning rate or the clip norm"
+        raise ConfigError("a sweep in which every setting diverged", "a setting whose metric is finite", fix)
+    return best
+
+
+def choose_metric(asked: str, known: Sequence[str]) -> str:
+    """Return the metric that ranks settings: the one asked for, else accuracy, rmse or loss."""
+    if asked and asked not in known:
+        raise ConfigError(f"metric = {asked!r}", "a metric of the history", codec.nearest(asked, list(known)))
+    return asked or next(name for name in ("accuracy", "rmse", "loss") if name in known)
+
+
+def varying_keys(rows: Sequence[Row]) -> list[str]:
+    """Return the setting keys with more than one value among the rows that have them; all keys of a single row."""
+    keys = list(dict.fromkeys(key for row in rows for key in row.settings))
+    return [key for key in keys if len(rows) == 1 or len({row.cell(key) for row in rows} - {""}) > 1]
+
+
+def entries(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
+    """Return the settings for JSON, the best first."""
+    best, found = best_of(rows, metric), []
+    for row in sort_rows(rows, metric):
+        own, gap = row.estimate, row.minus(best)
+        found.append({
+            "setting": row.number,
+            "values": dict(row.settings),
+            metric: own and own.mean,
+            "half_width": own and own.half_width,
+            "minus_best": gap and gap.mean,
+            "minus_best_half_width": gap and gap.half_width,
+            "epsilon_of_one_run": row.epsilon,
+            "relation": row.relation,
+            "by_seed": {str(seed): value for seed, value in zip(row.seeds, row.values, strict=True)},
+        })  # fmt: skip
+    return found
+
+
+def settings_table(rows: Sequence[Row], metric: str, caption: str = "") -> Table:
+    """Return the settings for a terminal and LaTeX, the best first, every epsilon with its neighbouring relation."""
+    best, keys = best_of(rows, metric), varying_keys(rows)
+    names = ("recipe" if key == "recipe.name" else key.removeprefix("recipe.") for key in keys)
+    lines = []
+    for row in sort_rows(rows, metric):
+        own, gap = row.estimate, row.minus(best)
+        cost = "no guarantee" if row.epsilon is None else upto(row.epsilon, 4)
+        figures = own.text() if own else "diverged", gap.text("+") if gap else "", cost, row.relation or ""
+        lines.append((*map(row.cell, keys), *figures))
+    return Table((*names, metric, "minus best", "epsilon of one run", "relation"), tuple(lines), caption)
+
+
+def to_csv(rows: Sequence[Row], metric: str) -> str:
+    """Return CSV with one line per run, that is per setting and seed."""
+    text, keys = io.StringIO(), list(dict.fromkeys(key for row in rows for key in row.settings))
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(["setting", *keys, "seed", metric, "epsilon_of_one_run", "relation"])
+    for row in rows:
+        for seed, value in zip(row.seeds, row.values, strict=True):
+            cost = "" if row.epsilon is None else row.epsilon
+            out.writerow([row.number, *map(row.cell, keys), seed, value, cost, row.relation or ""])
+    return text.getvalue()

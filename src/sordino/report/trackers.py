@@ -1,7 +1,7 @@
-"""Rounds in a tracker that a team already has: TensorBoard, MLflow or Weights & Biases, through their own libraries.
+"""Experiment trackers: TensorBoard, MLflow, Weights & Biases or your own; called by `sordino run --track`.
 
-Figures on public rows stand under `public/`. Diagnostics of a simulation stand under `NOT PRIVATE/`; a run for release
-sends none (PRIVACY rule 11), whatever the tracker. At the end the certificate's epsilons are written beside them.
+Metrics on public rows are sent as `public/...`, diagnostics of a simulation as `NOT PRIVATE/...`; a run for release
+sends no diagnostics (PRIVACY rule 11). At the end the certificate's epsilons are sent.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, ClassVar
 
 from sordino import codec
 from sordino.data.metrics import ONLY_CLASS
 from sordino.errors import ConfigError, SordinoError, Stopped, shorten
 from sordino.outcome import DIAGNOSTIC
-from sordino.report.text_table import flat, is_number
+from sordino.report.text_table import flatten, is_number
 from sordino.rng import Mode
 
 Figures = dict[str, float]
@@ -29,12 +29,12 @@ _LOG = logging.getLogger("sordino")
 
 
 class TrackerBackend(ABC):
-    """One tracking library: settings once, figures after every round, the end. `kind` is its name for `--track`.
+    """Base class for one tracking library; `kind` is its name for `--track`, and it is constructed with a folder.
 
         [project.entry-points."sordino.trackers"]
         my_pkg = "my_pkg.tracking"      # a module: importing it registers the backends that it defines
 
-    A file that `sordino run --with` names may define one too. It is made with the folder of the run.
+    A file that `sordino run --with` names may define one too.
     """
 
     members: ClassVar[dict[str, type[TrackerBackend]]] = {}
@@ -47,21 +47,21 @@ class TrackerBackend(ABC):
     def __init__(self, folder: Path) -> None: ...
 
     def log_settings(self, values: dict[str, str]) -> None:  # noqa: B027
-        """The settings of the run, by dotted names."""
+        """Receive the settings of the run by dotted names, once before the first round."""
 
     @abstractmethod
     def log_figures(self, round_: int, values: Figures) -> None:
-        """The figures of one round."""
+        """Receive the metrics of one round."""
 
     def close(self) -> None:  # noqa: B027
-        """The end of the run."""
+        """Finish tracking at the end of the run."""
 
 
 class TensorBoard(TrackerBackend, kind="tensorboard"):
-    """Event files below a folder."""
+    """Event files in the subfolder tensorboard."""
 
     def __init__(self, folder: Path) -> None:
-        _needed("tensorboard", "tensorboard")
+        _import("tensorboard")
         self.writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"))
 
     def log_settings(self, values: dict[str, str]) -> None:
@@ -76,10 +76,10 @@ class TensorBoard(TrackerBackend, kind="tensorboard"):
 
 
 class Mlflow(TrackerBackend, kind="mlflow"):
-    """The store that MLFLOW_TRACKING_URI names, else one in the folder: a database, or files for the skinny MLflow."""
+    """The store of MLFLOW_TRACKING_URI, else an SQLite database in the folder (plain files for mlflow-skinny)."""
 
     def __init__(self, folder: Path) -> None:
-        mlflow = _needed("mlflow", "mlflow")
+        mlflow = _import("mlflow")
         if "MLFLOW_TRACKING_URI" not in os.environ:
             folder.mkdir(parents=True, exist_ok=True)
             store = f"sqlite:///{folder.resolve() / 'mlflow.db'}"
@@ -91,20 +91,25 @@ class Mlflow(TrackerBackend, kind="mlflow"):
         self.mlflow, self.run = mlflow, mlflow.start_run(run_name=folder.stem)
 
     def log_settings(self, values: dict[str, str]) -> None:
-        self.mlflow.log_params({_mlflow(name): value[:500] for name, value in values.items()})
+        self.mlflow.log_params({_mlflow_name(name): value[:500] for name, value in values.items()})
 
     def log_figures(self, round_: int, values: Figures) -> None:
-        self.mlflow.log_metrics({_mlflow(name): value for name, value in values.items()}, step=round_)
+        self.mlflow.log_metrics({_mlflow_name(name): value for name, value in values.items()}, step=round_)
 
     def close(self) -> None:
         self.mlflow.end_run()
 
 
+def _mlflow_name(name: str) -> str:
+    """Replace the characters that MLflow does not accept by underscores."""
+    return "".join(sign if sign.isalnum() or sign in "_-./ " else "_" for sign in name)
+
+
 class Wandb(TrackerBackend, kind="wandb"):
-    """Weights & Biases: as WANDB_MODE says; else online where WANDB_API_KEY is set, and a folder where it is not."""
+    """Weights & Biases in the mode of WANDB_MODE; else online if WANDB_API_KEY is set, or offline in the folder."""
 
     def __init__(self, folder: Path) -> None:
-        wandb = _needed("wandb", "wandb")
+        wandb = _import("wandb")
         (folder / "wandb").mkdir(parents=True, exist_ok=True)
         mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
         where = str(folder / "wandb")
@@ -121,16 +126,16 @@ class Wandb(TrackerBackend, kind="wandb"):
 
 
 class Tracker:
-    """`on_round` of a run, and its end:
+    """A callback `on_round` of a run that sends every round to one tracking library:
 
-    with Tracker("tensorboard", "runs/a", noise="simulation") as seen:
-        seen.finish(sordino.train(plan, task, on_round=seen).certificate)
+    with Tracker("tensorboard", "runs/a", noise="simulation") as tracker:
+        tracker.finish(sordino.train(plan, task, on_round=tracker).certificate)
 
-    Diagnostics are sent only by one who is told that the noise is simulated. A tracker that fails (its server is gone,
-    its folder is full) says so in one warning and tracks no more: the run, which is charged already, goes on.
+    Diagnostics are sent only if `noise` is "simulation". If the library fails (server down, disk full), one warning is
+    logged, tracking ends, and the run, which is already charged, goes on.
     """
 
-    backend: TrackerBackend | None = None  # None: the library failed
+    backend: TrackerBackend | None = None  # None after the library failed
 
     def __init__(self, kind: str, folder: str | Path, settings: Any = None, noise: Mode = "secure") -> None:
         codec.load_plugins(GROUP)
@@ -141,21 +146,21 @@ class Tracker:
         def start() -> None:
             self.backend = TrackerBackend.members[kind](Path(folder))
             if settings is not None:
-                self.backend.log_settings({name: str(value) for name, value in flat(codec.dump(settings))})
+                self.backend.log_settings({name: str(value) for name, value in flatten(codec.dump(settings))})
 
         self._attempt(start)
 
     def _attempt(self, call: Callable[[], None]) -> None:
-        """Call the library; whatever it raises is one warning, and the end of the tracking."""
+        """Call the library; turn any error of the library into one warning and stop tracking."""
         try:
             call()
-        except (SordinoError, Stopped):  # a mistake of the user's, before anything has run; a request to end
+        except (SordinoError, Stopped):  # a mistake of the user, before anything has run; a request to end
             raise
         except (Exception, SystemExit) as error:
             self.backend = None
             why = " ".join(shorten(f"{type(error).__name__}: {error}").split())
-            _LOG.warning("tracker %s failed after round %d (%s): it gets no more rounds; the run goes on.",
-                         self.kind, self.last, why)  # fmt: skip
+            message = "tracker %s failed after round %d (%s): it gets no more rounds; the run goes on."
+            _LOG.warning(message, self.kind, self.last, why)
 
     def _send(self, figures: Figures) -> None:
         backend = self.backend
@@ -163,21 +168,21 @@ class Tracker:
             self._attempt(lambda: backend.log_figures(self.last, figures))
 
     def __call__(self, line: dict[str, Any]) -> None:
-        """One round: public figures, and, of a simulation only, diagnostics under their name."""
+        """Send one line of the history: public metrics and, in a simulation only, diagnostics."""
         self.last = int(line["round"])
-        kept = {name: value for name, value in line.items() if name not in ("round", "void", ONLY_CLASS, DIAGNOSTIC)}
-        if "accuracy" in line:  # a flag of every evaluation: of a class number a tracker would keep the last for good
-            kept["predicts_one_class"] = float(ONLY_CLASS in line)
-        shown = {f"public/{name}": value for name, value in kept.items()}
+        public = {name: value for name, value in line.items() if name not in ("round", "void", ONLY_CLASS, DIAGNOSTIC)}
+        if "accuracy" in line:  # sent with every evaluation, since a tracker shows the last value for good
+            public["predicts_one_class"] = float(ONLY_CLASS in line)
         inner = line.get(DIAGNOSTIC, {}) if self.noise == "simulation" else {}
-        shown |= {f"NOT PRIVATE/{name}": value for name, value in inner.items()}
-        self._send({name: float(value) for name, value in shown.items() if is_number(value)})
+        figures = {f"public/{name}": value for name, value in public.items()}
+        figures |= {f"NOT PRIVATE/{name}": value for name, value in inner.items()}
+        self._send({name: float(value) for name, value in figures.items() if is_number(value)})
 
     def finish(self, certificate: Mapping[str, Any]) -> None:
-        """The certificate's epsilons; an adversary to whom nothing is promised has none."""
+        """Send delta and the certified epsilon of every adversary that has one."""
         found = {f"epsilon/{line['adversary']}": line["epsilon"] for line in certificate["adversaries"]}
-        told = {name: float(value) for name, value in found.items() if value is not None}
-        self._send({**told, "delta": float(certificate["delta"])})
+        found["delta"] = certificate["delta"]
+        self._send({name: float(value) for name, value in found.items() if value is not None})
 
     def __enter__(self) -> Tracker:
         return self
@@ -189,14 +194,9 @@ class Tracker:
             self._attempt(self.backend.close)
 
 
-def _mlflow(name: str) -> str:
-    """MLflow takes letters, digits, _ - . / and spaces."""
-    return "".join(sign if sign.isalnum() or sign in "_-./ " else "_" for sign in name)
-
-
-def _needed(module: str, extra: str) -> ModuleType:
+def _import(package: str) -> Any:
     try:
-        return import_module(module)
+        return import_module(package)
     except ImportError:
-        found = f"--track {extra} without the package {extra}"
-        raise ConfigError(found, f"{extra} installed", f"pip install 'sordino[{extra}]'") from None
+        found = f"--track {package} without the package {package}"
+        raise ConfigError(found, f"{package} installed", f"pip install 'sordino[{package}]'") from None

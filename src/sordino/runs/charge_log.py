@@ -21,7 +21,7 @@ import numpy as np
 
 from sordino.codec import durable_files
 from sordino.errors import CertificateError
-from sordino.parts.samplers import NO_COINS, Cohort
+from sordino.parts.samplers import NO_RANDOMNESS, Cohort
 from sordino.plan import Plan
 
 NAME = "charges.jsonl"
@@ -74,7 +74,7 @@ class ChargeLog:
     def cohorts(self, plan: Plan) -> list[Cohort]:
         """The cohort of each charged round, where it is public or visible by design; else nothing."""
         if not plan.clients.random:
-            return [plan.clients.draw(t, NO_COINS) for t in self.rounds]
+            return [plan.clients.draw(t, NO_RANDOMNESS) for t in self.rounds]
         return [np.asarray(charge.cohort, dtype=np.int64) for charge in self.charges if charge.cohort is not None]
 
 
@@ -134,7 +134,7 @@ def _check_cohort(charge: Charge, number: int, plan: Plan) -> None:
     population = plan.clients.population
     if not all(0 <= client < population for client in charge.cohort) or len(set(charge.cohort)) != len(charge.cohort):
         raise _invalid(number, f"holds a cohort that is not of {population} clients, each at most once")
-    if not plan.clients.random and charge.cohort != tuple(plan.clients.draw(charge.round - 1, NO_COINS).tolist()):
+    if not plan.clients.random and charge.cohort != tuple(plan.clients.draw(charge.round - 1, NO_RANDOMNESS).tolist()):
         raise _invalid(number, "holds another cohort than the plan's")
 
 

@@ -17,10 +17,8 @@ from torch import Tensor
 from sordino import codec
 from sordino.codec import durable_files
 from sordino.config import Config
-from sordino.data.clients import Records
-from sordino.data.initial_weights import frozen
-from sordino.data.lineage import keyed_hash, sampled_hash
-from sordino.data.named_fields import unwrapped_model
+from sordino.data.clients import Records, unwrapped_model
+from sordino.data.lineage import declared_frozen, keyed_hash, sampled_hash
 from sordino.engines.checks import model_answers, same_answers
 from sordino.errors import CertificateError
 from sordino.plan import State
@@ -169,9 +167,9 @@ class Fingerprint:
             "the test records": _records(key, task.test),
             "the public records": _records(key, task.public),
         }
-        fixed = frozen(unwrapped_model(task.model))
+        fixed = declared_frozen(unwrapped_model(task.model))
         weights = {} if task.init is None else {"the initial weights": task.init.sha256}
-        base = {} if fixed is None else {"the frozen weights": fixed.sha256}
+        base = {"the frozen weights": fixed[0].sha256} if fixed else {}
         return cls(key, parts | weights | base, model_answers(task))
 
     def changed(self, task: Task) -> list[str]:

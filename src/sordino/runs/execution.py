@@ -20,7 +20,7 @@ from sordino.codec import durable_files
 from sordino.codec.durable_files import SAFE
 from sordino.config import Config
 from sordino.data import lineage
-from sordino.data.named_fields import unwrapped_model
+from sordino.data.clients import unwrapped_model
 from sordino.engines.base import Engine
 from sordino.engines.inprocess import InProcess
 from sordino.engines.prepare import known, said, scaled

@@ -10,9 +10,9 @@ import safetensors.torch
 
 from sordino import codec
 from sordino.codec import durable_files
-from sordino.dpsgd import loop_certificate
+from sordino.dpsgd import account
 from sordino.errors import ConfigError
-from sordino.report.subject import Last, Subject
+from sordino.report.comparison import Last, Subject
 from sordino.runs import checkpoint
 from sordino.runs.checkpoint import Checkpoint, TornError
 from sordino.runs.folder import RunFolder
@@ -46,7 +46,7 @@ def subject(target: Path, name: str) -> Subject:
     if not target.exists():
         raise ConfigError(f"{target}, which does not exist", "the folder of a run, or the file of a loop")
     if target.is_file():
-        loop = loop_certificate.certify(target)
+        loop = account.certify(target)
         return Subject(name, loop.certificate, loop.plan, loop.facts)
     folder = RunFolder.open(target)
     certificate, held = folder.certify(), folder.contents()

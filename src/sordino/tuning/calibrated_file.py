@@ -1,4 +1,4 @@
-"""A configuration file solved for a budget, its recipe kept: `sordino calibrate`, and sweeps at one epsilon."""
+"""Configuration files solved for a privacy budget, for `sordino calibrate`, sweeps at one epsilon and `tune`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REPLACED = ("noise_multiplier", "release")  # keys of a recipe that a solved rel
 
 
 def solve(config: Config, *, epsilon: float | None, delta: float | None = None, free: str = NOISE) -> Plan:
-    """The plan of a file with one number solved: for `epsilon` at its delta, or every silo for its own budget.
+    """Return the plan of a file with one number solved: for `epsilon` at its delta, or per silo for its own budget.
 
     Where each silo has its own delta, one noise multiplier for all is solved at the smallest, which is safe for every
     silo; a plan that has a noise multiplier per silo keeps one per silo.
@@ -45,14 +45,14 @@ def solve(config: Config, *, epsilon: float | None, delta: float | None = None, 
 
 
 def multipliers(plan: Plan) -> tuple[float, ...]:
-    """The noise multiplier of every silo, where each has its own; else none."""
+    """Return the noise multiplier of every silo where each has its own; else an empty tuple."""
     each = (getattr(part, "noise_multipliers", ()) for part in (plan.release, plan.local))
     return next((tuple(own) for own in each if own), ())
 
 
 @dataclass(frozen=True)
 class CalibratedFile:
-    """A file with one number changed: as text, and what it says."""
+    """A solved configuration, the text of its file, and whether that file still has the [recipe] of the input."""
 
     text: str
     config: Config
@@ -62,10 +62,10 @@ class CalibratedFile:
 def calibrated_file(
     text: str, table: Mapping[str, Any], *, epsilon: float | None, delta: float | None, free: str
 ) -> CalibratedFile:
-    """The file solved for its budget; `table` is what `text` says, with values changed from outside.
+    """Solve a file for its budget; `table` is the parsed `text`, with values changed by --set.
 
-    The output has the `[recipe]` of the input with the solved number in it, wherever the recipe can say it; else the
-    plan that the recipe builds is written out. The result is checked as `sordino plan` checks it.
+    The output has the `[recipe]` of the input with the solved number in it, wherever the recipe has a key for it; else
+    the plan that the recipe builds is written out. The result is checked as `sordino plan` checks it.
     """
     config, given = parse(table), dict(table)
     plan = solve(config, epsilon=epsilon, delta=delta, free=free)
@@ -75,15 +75,15 @@ def calibrated_file(
     if kept is None:
         privacy = config.privacy if delta is None else replace(config.privacy, delta=delta)
         solved = replace(config, plan=plan, privacy=privacy)
-        solved.check_budget()
-        return CalibratedFile(codec.to_toml(solved), solved, "recipe" not in table)
-    solved = parse(kept)
+        text = codec.to_toml(solved)
+    else:
+        solved, text = parse(kept), _edited(text, kept)
     solved.check_budget()
-    return CalibratedFile(_edited(text, kept), solved, True)
+    return CalibratedFile(text, solved, kept is not None or "recipe" not in table)
 
 
 def _with_recipe(table: Mapping[str, Any], plan: Plan, epsilon: float | None, free: str) -> dict[str, Any] | None:
-    """The table with other values in its recipe such that it builds `plan`; None if no value of the recipe does."""
+    """Return the table with values in its recipe that build `plan`; None if no value of the recipe does."""
     recipe = table.get("recipe")
     if not isinstance(recipe, Mapping):
         return None
@@ -101,7 +101,7 @@ def _with_recipe(table: Mapping[str, Any], plan: Plan, epsilon: float | None, fr
 
 
 def _candidates(plan: Plan, epsilon: float | None, delta: float | None, free: str) -> Iterator[dict[str, Any]]:
-    """Values of a recipe that may stand for the solved number."""
+    """Yield keys and values of a recipe that may express the solved number."""
     yield {}
     if free == "rounds":
         yield {"rounds": plan.rounds}
@@ -123,7 +123,7 @@ def _candidates(plan: Plan, epsilon: float | None, delta: float | None, free: st
 
 
 def _edited(text: str, table: dict[str, Any]) -> str:
-    """The text of the input with its one number changed, comments kept; else the table, written anew."""
+    """Return the input text with one number changed, comments included; else the table written as TOML."""
     if tomllib.loads(text) == table:
         return text
     recipe = table["recipe"]

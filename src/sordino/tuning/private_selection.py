@@ -1,7 +1,7 @@
 """Private hyperparameter selection (`sordino tune --private`): the best of a random number of private runs is released.
 
-    charge the whole to the ledger; draw K (secret); K times: draw a candidate, run it, score it on public rows;
-    keep the best, remove the rest; the cost is `Tuned` of the one cost that all trials have
+    charge the whole search to the ledger; draw K (secret); K times: draw a candidate, run it, score it on public rows;
+    release the best; all trials have the same cost, and the search costs `Tuned` of that cost
 
 Guarantee: Papernot, Steinke 2022 (accounting.trials), for one who sees the folder of the best. A trial that has lost is
 removed at once, its numbers are printed nowhere, and K is in no file. Trials that a kill leaves are removed unread by
@@ -11,10 +11,11 @@ the next search into the same folder: whoever reads them has a release that no c
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +26,7 @@ import numpy as np
 
 from sordino.accounting import calibration
 from sordino.accounting.calibration import noisier
-from sordino.accounting.composition import Cost, Line, Selection, cost_of_best
+from sordino.accounting.composition import Line, Selection, cost_of_best
 from sordino.accounting.rounding import upto
 from sordino.accounting.trials import Trials
 from sordino.certificate.build import headline
@@ -34,49 +35,46 @@ from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import ConfigError, DivergedError
 from sordino.outcome import declared_public
-from sordino.report.aggregate import better, choose_metric, value_text
+from sordino.report.text_table import better, choose_metric, value_text
 from sordino.runs import admission
 from sordino.runs.execution import Executed, execute
+from sordino.task import Task
 from sordino.tuning.calibrated_file import multipliers
-from sordino.tuning.search_space import Axis, Changes, Sweep
+from sordino.tuning.search_space import Changes, Interval, Space, Sweep, draw_changes
 from sordino.tuning.sweep import evaluate
 
-Say = Callable[[str], None]
-Trial = tuple[Changes, Config]
 FREE = ("recipe.", "plan.", "task.model", "task.loss")  # what trials may differ in; never data, clients or budget
 
 
 @dataclass(frozen=True)
 class PrivateTuning:
-    """A private search: the file, the search space, the law of the number of trials, and the target epsilon."""
+    """A private search: file, search space, distribution of the number of trials, and target epsilon."""
 
     sweep: Sweep
-    space: tuple[Axis, ...]
+    space: Space
     trials: Trials
     epsilon: float | None = None
 
     @cached_property
     def id(self) -> str:
-        """Its name in a ledger."""
+        """Random id of the search, its key in a ledger."""
         return secrets.token_hex(16)
 
     @cached_property
     def metric(self) -> str:
-        """The metric that chooses, on the public rows that choose."""
+        """Name of the metric that chooses the best trial, on public rows."""
         task = self.sweep.config({}).build()
         return choose_metric(self.sweep.spec.metric, list(task.evaluate(task.layout.flatten(task.model))))
 
     @cached_property
     def selection(self) -> Selection:
-        """How the released run was selected: on its certificate."""
-        config = self.sweep.config({})
-        rows = [one for one in declared_public(config.build()) if "rows" in one.what]
-        by = f"{self.metric} on " + " and ".join(f"{one.rows} {one.what}" for one in rows)
-        return Selection(id=self.id, trials=self.trials, over=tuple(axis.key for axis in self.space), by=by)
+        """Statement of how the released run was selected, for its certificate."""
+        by = f"{self.metric} on {_public_rows(self.sweep.config({}).build())}"
+        return Selection(id=self.id, trials=self.trials, over=tuple(self.space), by=by)
 
     @cached_property
     def noise_multiplier(self) -> float | None:
-        """The noise multiplier of every trial, such that the best of all costs `epsilon`; None: the file's own."""
+        """Noise multiplier of every trial with which the whole search costs `epsilon`; None: the file's own."""
         config = self.sweep.config({})
         if self.epsilon is None:
             return None
@@ -92,43 +90,45 @@ class PrivateTuning:
         return calibration.noise_multiplier(line_of, self.epsilon, config.delta)
 
     def config(self, changes: Changes) -> Config:
-        """The file of a trial: charged as the best of all trials."""
+        """Return the configuration of a trial, which is charged as the best of all trials."""
         found = self.sweep.config(changes)
         plan = found.plan if self.noise_multiplier is None else noisier(found.plan, self.noise_multiplier)
         return replace(found, plan=plan, privacy=replace(found.privacy, selected=self.selection))
 
     def check(self) -> None:
-        """Refuse, before anything is drawn: no guarantee, other data, or a value that changes the cost of a trial."""
-        wrong = next((axis.key for axis in self.space if not axis.key.startswith(FREE)), None)
+        """Refuse a search over data, without a guarantee, or with a value that changes the cost of a trial."""
+        wrong = next((key for key in self.space if not key.startswith(FREE)), None)
         if wrong is not None:
             fix = "other data are another unit"
             raise ConfigError(f"{wrong} in the search space", f"keys of {', '.join(FREE)}", fix)
         config = self.config({})
-        line = headline(_cost(config).of("models"), config.delta, config.deltas)
-        if line["epsilon"] is None:
+        cost = run_cost(config.plan, admission.planned_facts(config))
+        if headline(cost.of("models"), config.delta, config.deltas)["epsilon"] is None:
             raise ConfigError("private tuning of a plan without a guarantee", "noise", "give --epsilon")
-        for axis in self.space:
-            ends = () if axis.interval is None else (axis.interval.low, axis.interval.high)
-            integer = axis.interval is not None and axis.interval.integer
-            for value in (*axis.values, *(round(end) if integer else end for end in ends)):
-                self.check_alike(config, {axis.key: value})
+        for key, values in self.space.items():
+            if isinstance(values, Interval):
+                ends = (values.low, values.high)
+                values = tuple(map(round, ends)) if values.integer else ends
+            for value in values:
+                self.check_alike(config, {key: value})
 
     def check_alike(self, config: Config, changes: Changes) -> None:
-        """Refuse a candidate that has another cost."""
+        """Refuse a candidate that has another cost than `config`."""
         own = self.config(changes)
-        if _cost(own) != _cost(config) or (own.delta, own.deltas) != (config.delta, config.deltas):
+        costs = [run_cost(one.plan, admission.planned_facts(one)) for one in (own, config)]
+        if costs[0] != costs[1] or (own.delta, own.deltas) != (config.delta, config.deltas):
             keys = ", ".join(f"{key} = {value}" for key, value in changes.items())
             needed = "trials that all cost the same: steps, clip norms, models, but not rounds, rates or noise"
             fix = "leave it to the file, or to --epsilon"
             raise ConfigError(f"{keys}, with which a trial has another cost", needed, fix)
 
-    def draw(self) -> list[Trial]:
-        """The trials: how many, which candidates, and in simulation the seed of each; all secret until one is best."""
+    def draw(self) -> list[tuple[Changes, Config]]:
+        """Draw the trials: how many, which candidates, and in simulation the seed of each; all of it is secret."""
         config = self.config({})
         rng = config.streams.at(0, "tries")
         found = []
         for _ in range(self.trials.draw(rng)):
-            changes = {axis.key: axis.draw(rng) for axis in self.space}
+            changes = draw_changes(self.space, rng)
             self.check_alike(config, changes)
             own, seed = self.config(changes), int(rng.integers(2**62))
             own = replace(own, run=replace(own.run, coins=seed if own.privacy.noise == "simulation" else None))
@@ -136,51 +136,53 @@ class PrivateTuning:
         return found
 
 
-def _cost(config: Config) -> Cost:
-    return run_cost(config.plan, admission.planned_facts(config))
+def tune_private(tuning: PrivateTuning, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run the trials, move the folder of the best one to `out`, and remove all others; return what is released.
 
-
-def tune_private(tuning: PrivateTuning, out: Path, say: Say) -> dict[str, Any]:
-    """Run the trials; the folder of the best is `out`, and nothing else is left."""
+    Released are the best run, its score on the rows that chose, and its metric on rows that did not.
+    """
     if out.exists():
         raise ConfigError(f"{out}, which exists", "a new folder", "choose another --out")
     tuning.check()
-    config = tuning.config({})
-    admission.admit_whole(config, tuning.id)
+    admission.admit_whole(tuning.config({}), tuning.id)
     number = f"trials: a random number, {tuning.trials.mean:g} on average"
     say(f"{number}; how many, how long they take and their results stay secret")
+    metric = tuning.metric
+    sign = 1.0 if better(metric) == "smaller" else -1.0
+    best: tuple[Changes, Executed] | None = None
+    least = math.inf
     with _private_folder(out) as folder:
-        best = _best(tuning, tuning.draw(), folder)
+        for changes, config in tuning.draw():
+            try:
+                done = execute(config, folder / "trial", tried=True)
+            except DivergedError:
+                shutil.rmtree(folder / "trial")
+                continue
+            score = sign * float(done.history[-1][metric])
+            if score < least:
+                shutil.rmtree(folder / "best", ignore_errors=True)
+                durable_files.move(folder / "trial", folder / "best")
+                best, least = (changes, done), score
+            else:
+                shutil.rmtree(folder / "trial")
         if best is None:
             raise DivergedError("no trial of this search left a model: nothing is released, and its cost is charged")
         durable_files.move(folder / "best", out)
     changes, done = best
-    return _released(tuning, changes, replace(done, path=out))
+    task = tuning.sweep.config(changes, validation=False).build()
+    reported = {metric: evaluate(task, out)[metric], "rows": _public_rows(task)}
+    chosen = {metric: done.history[-1][metric], "by": tuning.selection.by}
+    found = {"out": str(out), "metric": metric, "best": changes, "chosen": chosen, "reported": reported}
+    return {**found, "certificate": done.certificate}
 
 
-def _best(tuning: PrivateTuning, trials: Sequence[Trial], folder: Path) -> tuple[Changes, Executed] | None:
-    """The best of all trials, in folder/best; every other one is removed."""
-    sign = 1.0 if better(tuning.metric) == "smaller" else -1.0
-    kept, least = None, float("inf")
-    for changes, config in trials:
-        try:
-            done = execute(config, folder / "trial", tried=True)
-        except DivergedError:
-            shutil.rmtree(folder / "trial")
-            continue
-        score = sign * float(done.history[-1][tuning.metric])
-        if score < least:
-            shutil.rmtree(folder / "best", ignore_errors=True)
-            durable_files.move(folder / "trial", folder / "best")
-            kept, least = (changes, done), score
-        else:
-            shutil.rmtree(folder / "trial")
-    return kept
+def _public_rows(task: Task) -> str:
+    return " and ".join(f"{one.rows} {one.what}" for one in declared_public(task) if "rows" in one.what)
 
 
 @contextmanager
 def _private_folder(out: Path) -> Iterator[Path]:
-    """A folder that only its owner reads, removed at the end; what a killed search left in it is removed unread."""
+    """Folder that only its owner may read, removed at the end; what a killed search left there is removed unread."""
     folder = out.with_name(f".{out.name}.trials")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -199,32 +201,15 @@ def _private_folder(out: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def _released(tuning: PrivateTuning, changes: Changes, done: Executed) -> dict[str, Any]:
-    """What is released: the best run, its score on rows that chose, and its metric on rows that did not."""
-    config, metric = tuning.sweep.config(changes, validation=False), tuning.metric
-    task = config.build()
-    rows = " and ".join(f"{one.rows} {one.what}" for one in declared_public(task) if "rows" in one.what)
-    return {
-        "out": str(done.path),
-        "metric": metric,
-        "best": changes,
-        "chosen": {metric: done.history[-1][metric], "by": tuning.selection.by},
-        "reported": {metric: evaluate(task, done.path)[metric], "rows": rows},
-        "certificate": done.certificate,
-    }
-
-
 def text(found: dict[str, Any]) -> str:
-    """The best run in a few lines."""
-    metric, made = found["metric"], found["certificate"]
+    """Return the released run in a few lines."""
+    metric, made, reported = found["metric"], found["certificate"], found["reported"]
     best = ", ".join(f"{key} = {value_text(value)}" for key, value in found["best"].items())
-    return "\n".join(
-        [
-            f"best: {best}",
-            f"{metric} {found['chosen'][metric]:.4f} by {found['chosen']['by']}, which chose",
-            f"{metric} {found['reported'][metric]:.4f} on {found['reported']['rows']}, which had no part in choosing",
-            f"the whole search: epsilon {upto(made['epsilon'], 4)}, delta {upto(made['delta'])}, unit {made['unit']}, "
-            f"relation {made['relation']}; nothing but this run is left of it",
-            f"files: {found['out']}/{{plan.toml, certificate.json, history.jsonl, model.safetensors}}",
-        ]
+    return (
+        f"best: {best}\n"
+        f"{metric} {found['chosen'][metric]:.4f} by {found['chosen']['by']}, which chose\n"
+        f"{metric} {reported[metric]:.4f} on {reported['rows']}, which had no part in choosing\n"
+        f"the whole search: epsilon {upto(made['epsilon'], 4)}, delta {upto(made['delta'])}, unit {made['unit']}, "
+        f"relation {made['relation']}; nothing but this run is left of it\n"
+        f"files: {found['out']}/{{plan.toml, certificate.json, history.jsonl, model.safetensors}}"
     )

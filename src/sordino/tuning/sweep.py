@@ -1,10 +1,15 @@
-"""`sordino sweep`: every run in its own folder, then one table, one picture and one certificate for all of them.
+"""`sordino sweep`: every run in its own folder, then one table, one figure and one certificate for all of them.
 
 sweep.json          the sweep that was asked for, written before the first run: a sweep is resumed with the same file
 runs/NAME/          one run each, as `sordino run` writes it
 table.csv           one line per run                table.txt, .tex   one per setting, with intervals
-sweep.svg, .png     the picture                     best.toml         the file of the best setting
+sweep.svg, .png     the figure                      best.toml         the file of the best setting
 certificate.json    the privacy cost of reading the table: all runs composed, or who declared the data public
+
+    epsilon(table) = epsilon( all events of all runs ),   never a sum of epsilons
+
+The settings are fixed before the first run (a grid, or draws from a public seed), so nothing is chosen by what an
+earlier run has shown, and composition needs no more. A run that diverged, or was stopped, is charged as planned.
 """
 
 from __future__ import annotations
@@ -12,35 +17,42 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors.torch import load_file
 
 from sordino import codec
-from sordino.accounting.composition import Cost
-from sordino.accounting.rounding import upto
-from sordino.certificate.build import headline
+from sordino.accounting.composition import ADVERSARIES, Cost, Line
+from sordino.accounting.events import Event
+from sordino.certificate.build import WHO, headline
 from sordino.certificate.certificate_file import compare_text, parse, text_of
-from sordino.certificate.explain import sentence
 from sordino.certificate.facts import run_cost
 from sordino.codec import durable_files
 from sordino.config import Config
-from sordino.errors import CertificateError, ConfigError
+from sordino.errors import BudgetError, CertificateError, ConfigError, DivergedError, SordinoError, UserError
 from sordino.outcome import declared_public, load_weights
-from sordino.report import aggregate
-from sordino.report.aggregate import Estimate, Row
+from sordino.report import text_table
+from sordino.report.text_table import Estimate, Row
 from sordino.runs import admission
-from sordino.runs.execution import with_released_columns
+from sordino.runs.execution import execute, with_released_columns
 from sordino.runs.folder import RunFolder
 from sordino.task import Task
-from sordino.tuning import picture, sweep_cost
-from sordino.tuning.run_pool import RUNS, Progress, StoredRun, run_all
-from sordino.tuning.search_space import Sweep
+from sordino.tuning import sweep_report
+from sordino.tuning.search_space import RUNS, Sweep, SweepRun
 from sordino.version import __version__
 
 FORMAT = "sordino sweep 1"
@@ -50,6 +62,9 @@ SHARED = (
     'their own, as they do with noise = "secure"'
 )
 FIXED = "the settings were fixed before the first run, and every run is in the table"
+ALIKE = "runs that protect the same thing in the same way"
+Progress = Callable[[float, float, str], None]  # work done, work in all, what was done last
+Failure = tuple[type[SordinoError], str]  # class and sentence of an error
 
 
 @dataclass(frozen=True)
@@ -60,14 +75,12 @@ class SweepFolder:
     out: Path
 
     @cached_property
-    def stored(self) -> list[StoredRun]:
-        """Every run and its folder."""
-        return [StoredRun(run, self.out / RUNS / run.name) for run in self.sweep.runs()]
+    def runs(self) -> list[SweepRun]:
+        return self.sweep.runs(self.out)
 
     @cached_property
     def configs(self) -> list[Config]:
-        """The file of every run."""
-        return [one.run.config for one in self.stored]
+        return [run.config for run in self.runs]
 
     @property
     def charged(self) -> bool:
@@ -77,25 +90,28 @@ class SweepFolder:
     # ---- before the first run ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse, before anything is written, what no certificate could be made of."""
+        """Refuse, before anything is written, runs for which no certificate could be made."""
         for config in self.configs:
             config.check_alone()
             config.check_task()
             config.check_budget()
-        reporting = self.sweep.config(self.stored[0].run.changes, validation=False).build()
+        reporting = self.sweep.config(self.runs[0].changes, validation=False).build()
         if reporting.test is None:
             raise ConfigError("no public rows that report", "a test file beside the validation file", "name test = ...")
         if self.charged:
-            sweep_cost.check_alike(self.configs)
-            tasks = {(codec.to_json(c.task), c.plan.clients.population, c.run.seed): c for c in self.configs}
-            sweep_cost.check_same_clients([config.build() for config in tasks.values()])
+            check_alike(self.configs)
             self.cost()
 
     def cost(self, costs: Sequence[Cost] = ()) -> dict[str, Any]:
-        """The composition of all runs: as planned, or as they ran."""
+        """Return the composition of all runs, as planned or with the `costs` of what ran, in a certificate's terms."""
+        first = self.configs[0]
         planned = [run_cost(config.plan, admission.planned_facts(config)) for config in self.configs]
-        whole = sweep_cost.composed(costs or planned, self.configs[0].plan.clients.population)
-        return sweep_cost.statement(whole, self.configs[0])
+        whole = composed(costs or planned, first.plan.clients.population)
+        lines = {who: headline(whole.of(who), first.delta, first.deltas) for who in ADVERSARIES}
+        main = lines["models"]
+        adversaries = [{"adversary": who, "description": WHO[who], **line} for who, line in lines.items()]
+        known = {"epsilon": main["epsilon"], "delta": main["delta"], "unit": whole.unit, "relation": main["relation"]}
+        return {**known, "adversaries": adversaries}
 
     def begin(self, resume: bool) -> None:
         """Create the folder with sweep.json in it; a ledger must have the budget for all runs together."""
@@ -109,133 +125,140 @@ class SweepFolder:
         if self.out.exists():
             raise ConfigError(f"{self.out}, which exists", "a new folder", "choose another --out, or add --resume")
         if self.charged and self.configs[0].privacy.ledger is not None:
-            admission.check_all_affordable(self.configs[0], sweep_cost.charges(self.configs))
+            each = [admission.ledger_request(config, admission.planned_facts(config)) for config in self.configs]
+            whole = replace(each[0], items=tuple(item for one in each for item in one.items), plan="")
+            admission.check_all_affordable(self.configs[0], whole)
         (self.out / RUNS).mkdir(parents=True)
         durable_files.write(self.out / HEADER, header)
 
     # ---- after the last run ------------------------------------------------------------------------------------------
 
     @cached_property
-    def histories(self) -> dict[str, list[dict[str, Any]]]:
-        """The history of every run that did not diverge, by its name."""
-        finished = [one for one in self.stored if not one.diverged]
-        return {one.run.name: RunFolder.open(one.folder, one.run.config).history() for one in finished}
+    def histories(self) -> dict[Path, list[dict[str, Any]]]:
+        """The history of every run that did not diverge, by its folder."""
+        finished = [run for run in self.runs if not run.diverged]
+        return {run.folder: RunFolder.open(run.folder, run.config).history() for run in finished}
 
     @cached_property
     def metric(self) -> str:
-        """The metric that chooses."""
+        """The metric that chooses the best setting."""
         known = {name: 0 for history in self.histories.values() for line in history for name in line}
         names = [name for name in known if name != "round" and "private" not in name and name != "void"]
-        return aggregate.choose_metric(self.sweep.spec.metric, names)
+        return text_table.choose_metric(self.sweep.spec.metric, names)
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The table: a row for every setting."""
-        return [self._row(list(each)) for _, each in groupby(self.stored, key=lambda one: one.run.number)]
-
-    def _row(self, each: Sequence[StoredRun]) -> Row:
-        first = each[0].run
-        lines = [self.histories.get(one.run.name, []) for one in each]
-        known = [[line for line in one if self.metric in line] for one in lines]
-        curves = tuple(tuple((int(line["round"]), float(line[self.metric])) for line in one) for one in known)
-        values = tuple(curve[-1][1] if curve else math.nan for curve in curves)
-        line = run_cost(first.config.plan, admission.planned_facts(first.config)).of("models")
-        cost = headline(line, first.config.delta, first.config.deltas)
-        seeds = tuple(one.run.seed for one in each)
-        return Row(first.number, first.changes, seeds, values, cost["epsilon"], cost["relation"], curves)
+        """The table: one row for every setting."""
+        found = []
+        for number, each in groupby(self.runs, key=lambda run: run.number):
+            runs = list(each)
+            lines = [[line for line in self.histories.get(run.folder, []) if self.metric in line] for run in runs]
+            curves = tuple(tuple((int(line["round"]), float(line[self.metric])) for line in own) for own in lines)
+            values = tuple(curve[-1][1] if curve else math.nan for curve in curves)
+            config, seeds = runs[0].config, tuple(run.seed for run in runs)
+            line = run_cost(config.plan, admission.planned_facts(config)).of("models")
+            cost = headline(line, config.delta, config.deltas)
+            found.append(Row(number, runs[0].changes, seeds, values, cost["epsilon"], cost["relation"], curves))
+        return found
 
     @cached_property
     def best(self) -> Row:
-        return aggregate.best_of(self.rows, self.metric)
-
-    def reported(self) -> Estimate:
-        """The best setting on the rows that had no part in choosing it."""
-        stored = [one for one in self.stored if one.run.number == self.best.number]
-        tasks = [self.sweep.config(one.run.changes, one.run.seed, validation=False).build() for one in stored]
-        return Estimate.of([evaluate(t, one.folder)[self.metric] for t, one in zip(tasks, stored, strict=True)])
+        return text_table.best_of(self.rows, self.metric)
 
     @cached_property
     def rows_used(self) -> dict[str, str]:
-        """Which test rows chose, and which report."""
-        run, found = self.stored[0].run, {}
+        """Which public test rows chose the best setting, and which rows report its metric."""
+        run, found = self.runs[0], {}
         for name, choosing in (("chosen_by", True), ("reported_on", False)):
             task = self.sweep.config(run.changes, run.seed, validation=choosing).build()
             public = [one for one in declared_public(task) if "rows" in one.what]
             found[name] = " and ".join(f"{one.rows} {one.what} (declared public by {one.by})" for one in public)
         return found
 
-    # ---- the certificate ---------------------------------------------------------------------------------------------
-
     def certificate(self) -> dict[str, Any]:
-        """The privacy cost of reading the table, from the folders of the runs, each of which is certified."""
-        kept = [_certified(one) for one in self.stored]
+        """Return the certificate of reading the table, from the folders of the runs, each of which is certified."""
+        certified = [_certified(run) for run in self.runs]
         data, by = self.sweep.data
         nothing: dict[str, Any] = {"epsilon": None, "delta": None, "unit": None, "relation": None, "adversaries": []}
-        cost = self.cost([cost for cost, _ in kept]) if self.charged else nothing
-        config = self.configs[0]
-        shared = [SHARED] if config.privacy.noise == "simulation" and self.charged else []
-        return {
-            "format": FORMAT,
-            "data": data,
-            "declared_by": by,
-            "charged": self.charged,
-            **cost,
-            "noise": config.privacy.noise,
-            **self.rows_used,
-            "metric": self.metric,
-            "runs": [entry for _, entry in kept],
-            "assumptions": [FIXED, *shared],
-            "not_covered": ["other releases of the same data", "settings chosen in any other way"],
-            "sordino": __version__,
-        }
+        cost = self.cost([cost for cost, _ in certified]) if self.charged else nothing
+        noise = self.configs[0].privacy.noise
+        shared = [SHARED] if noise == "simulation" and self.charged else []
+        found = {"format": FORMAT, "data": data, "declared_by": by, "charged": self.charged, **cost, "noise": noise}
+        found |= {**self.rows_used, "metric": self.metric, "runs": [entry for _, entry in certified]}
+        found |= {"assumptions": [FIXED, *shared]}
+        found |= {"not_covered": ["other releases of the same data", "settings chosen in any other way"]}
+        return {**found, "sordino": __version__}
 
     def finish(self) -> dict[str, Any]:
-        """Write table, picture, best setting and certificate; their content as plain data."""
-        made, report = self.certificate(), self.reported()
-        found = {
-            "out": str(self.out),
-            "metric": self.metric,
-            "better": aggregate.better(self.metric),
-            "best": self.best.settings,
-            "reported": {self.metric: report.mean, "half_width": report.half_width, "rows": made["reported_on"]},
-            "table": aggregate.entries(self.rows, self.metric),
-            "certificate": made,
-        }
+        """Write table, figure, best setting and certificate; return their content for --json.
+
+        The best setting is reported on rows that had no part in choosing it.
+        """
+        made, metric = self.certificate(), self.metric
+        reported = []
+        for run in self.runs:
+            if run.number == self.best.number:
+                task = self.sweep.config(run.changes, run.seed, validation=False).build()
+                reported.append(evaluate(task, run.folder)[metric])
+        report, guarantee, better = Estimate.of(reported), sweep_report.guarantee(made), text_table.better(metric)
         best = self.sweep.config(dict(self.best.settings), validation=False)
         best = replace(best, task=replace(best.task, half=None))
-        seeds = aggregate.seeds_text(self.best.seeds)
-        heading = f"{self.metric} ({found['better']} is better), {seeds}; chosen by {made['chosen_by']}"
-        table = aggregate.table(self.rows, self.metric, f"{heading}. {guarantee(made)}.")
-        worth = f"best: {self.metric} {report.text()} on {made['reported_on']}, which had no part in choosing"
+        seeds = text_table.seeds_text(self.best.seeds)
+        heading = f"{metric} ({better} is better), {seeds}; chosen by {made['chosen_by']}"
+        table = text_table.settings_table(self.rows, metric, f"{heading}. {guarantee}.")
+        worth = f"best: {metric} {report.text()} on {made['reported_on']}, which had no part in choosing"
         files = f"files: {self.out}/{{table.csv, table.tex, sweep.svg, best.toml, {CERTIFICATE}}}"
-        text = "\n".join([heading, table.text(), worth, guarantee(made), files])
         for name, content in (
             (CERTIFICATE, text_of(made)),
-            ("table.csv", aggregate.to_csv(self.rows, self.metric)),
-            ("table.txt", text + "\n"),
+            ("table.csv", text_table.to_csv(self.rows, metric)),
+            ("table.txt", "\n".join([heading, table.text(), worth, guarantee, files]) + "\n"),
             ("table.tex", table.latex("tab:sweep") + "\n"),
             ("best.toml", codec.to_toml(best)),
         ):
             durable_files.write(self.out / name, content.encode())
-        picture.draw(self.rows, self.metric, made["chosen_by"], self.out / "sweep")
-        return found
+        sweep_report.draw(self.rows, metric, made["chosen_by"], self.out / "sweep")
+        found = {"out": str(self.out), "metric": metric, "better": better, "best": self.best.settings}
+        found["reported"] = {metric: report.mean, "half_width": report.half_width, "rows": made["reported_on"]}
+        return {**found, "table": text_table.entries(self.rows, metric), "certificate": made}
 
 
 def sweep(
     asked: Sweep, out: Path, *, workers: int, resume: bool, own: Sequence[Path], progress: Progress
 ) -> dict[str, Any]:
-    """Execute every run that is missing, then write the table."""
+    """Execute every run that is missing, in `workers` processes, then write the table."""
     if workers < 1:
         raise ConfigError(f"--workers {workers}", "at least 1")
     folder = SweepFolder(asked, out)
     folder.check()
     folder.begin(resume)
-    run_all(folder.stored, workers, own, progress)
+    left = [run for run in folder.runs if not run.done]
+    results = _in_processes(left, workers, own) if workers > 1 and len(left) > 1 else ((r, _execute(r)) for r in left)
+    for done, (run, failure) in enumerate(results, start=1):
+        if failure is not None:
+            text = f"run {run.folder.name}: {failure[1].removeprefix('found ')}"
+            if issubclass(failure[0], UserError):
+                raise ConfigError(text)
+            raise BudgetError(text) if issubclass(failure[0], BudgetError) else CertificateError("run", text)
+        progress(done, len(left), f"{run.folder.name} ({run.text})" + " diverged" * run.diverged)
     return folder.finish()
 
 
+def forecast(asked: Sweep) -> tuple[dict[str, Any], str]:
+    """Return what would run and what reading its table would cost; of the data only sizes and partition are read."""
+    folder = SweepFolder(asked, Path())
+    folder.check()
+    runs = []
+    for run in folder.runs:
+        noise = getattr(getattr(run.config.plan.release, "mechanism", None), "noise_multiplier", None)
+        runs.append(run.text + ("" if noise is None else f": noise multiplier {noise:.4g}"))
+    cost = folder.cost() if folder.charged else {"epsilon": None}
+    found = {"runs": runs, "data": asked.data[0], "declared_by": asked.data[1], **cost}
+    rows = [f"{name}: {rows}" for name, rows in folder.rows_used.items()]
+    return found, "\n".join([*runs, sweep_report.guarantee({**found, "charged": folder.charged}), *rows])
+
+
 def open_folder(out: Path) -> SweepFolder:
-    """The sweep in a folder, as sweep.json says it."""
+    """Return the sweep in a folder, as its sweep.json says."""
     try:
         data = json.loads(durable_files.read(out / HEADER))
         return SweepFolder(Sweep.of({**data["run"], "sweep": data["spec"]}), out)
@@ -244,7 +267,7 @@ def open_folder(out: Path) -> SweepFolder:
 
 
 def certify(out: Path) -> dict[str, Any]:
-    """The stored certificate, if the folders of the runs give it again."""
+    """Return the stored certificate if the folders of the runs give the same one; else raise `CertificateError`."""
     found = open_folder(out)
     if not (out / CERTIFICATE).is_file():
         raise ConfigError(f"no {CERTIFICATE} in {out}", "a finished sweep", "finish it: sordino sweep --resume")
@@ -258,104 +281,145 @@ def certify(out: Path) -> dict[str, Any]:
     return computed
 
 
+def _certified(run: SweepRun) -> tuple[Cost, dict[str, Any]]:
+    """Certify a run; return its cost, and the hash of its certificate, or of its charges if it diverged."""
+    folder = RunFolder.open(run.folder)
+    if not run.diverged:
+        folder.certify()
+    held = folder.contents()
+    if codec.digest(run.config) != held.header.config:
+        raise CertificateError("runs", f"{run.folder.name} is not the run that {HEADER} asks for")
+    name = "charges.jsonl" if run.diverged else CERTIFICATE
+    bound = {f"{Path(name).stem}_sha256": hashlib.sha256(durable_files.read(run.folder / name)).hexdigest()}
+    entry = {"run": f"{RUNS}/{run.folder.name}", "diverged": run.diverged, "config_sha256": held.header.config}
+    return run_cost(held.config.plan, folder.facts(held)), {**entry, **bound}
+
+
 def evaluate(task: Task, folder: Path) -> dict[str, float]:
-    """A run's model on a task's test rows, prepared as those of the run were."""
+    """Return the metrics of a run's model on a task's test rows, prepared as those of the run were."""
     task = with_released_columns(task, folder)
     load_weights(task.model, load_file(folder / "model.safetensors"))
     return task.evaluate(task.layout.flatten(task.model))
 
 
-def _certified(one: StoredRun) -> tuple[Cost, dict[str, Any]]:
-    """The cost of a run, and the hash of its certificate, computed again, or of its charges if it diverged."""
-    folder = RunFolder.open(one.folder)
-    if not one.diverged:
-        folder.certify()
-    held = folder.contents()
-    if codec.digest(one.run.config) != held.header.config:
-        raise CertificateError("runs", f"{one.folder.name} is not the run that {HEADER} asks for")
-    name = "charges.jsonl" if one.diverged else CERTIFICATE
-    bound = {f"{Path(name).stem}_sha256": hashlib.sha256(durable_files.read(one.folder / name)).hexdigest()}
-    entry = {"run": f"{RUNS}/{one.folder.name}", "diverged": one.diverged, "config_sha256": held.header.config}
-    return run_cost(held.config.plan, folder.facts(held)), {**entry, **bound}
-
-
-def guarantee(made: dict[str, Any]) -> str:
-    """The privacy cost of reading the table, in a sentence."""
-    runs = f"{len(made['runs'])} runs"
-    if not made["charged"]:
-        return f"{runs} on {made['data']} data ({made['declared_by']}): reading the table costs no privacy"
-    if made["epsilon"] is None:
-        return f"{runs} on private data: no guarantee"
-    return (
-        f"reading the table of {runs} on private data costs epsilon {upto(made['epsilon'], 4)}, "
-        f"delta {upto(made['delta'])}, unit {made['unit']}, relation {made['relation']}: all their events composed"
-    )
-
-
-def forecast(asked: Sweep) -> tuple[dict[str, Any], str]:
-    """What would run, and what reading its table would cost; touches only public rows' number and the partition."""
-    folder = SweepFolder(asked, Path())
-    folder.check()
-    data, by = asked.data
-    runs = []
-    for run in (one.run for one in folder.stored):
-        noise = getattr(getattr(run.config.plan.release, "mechanism", None), "noise_multiplier", None)
-        runs.append(run.text + ("" if noise is None else f": noise multiplier {noise:.4g}"))
-    cost = folder.cost() if folder.charged else {"epsilon": None}
-    found = {"runs": runs, "data": data, "declared_by": by, **cost}
-    rows = [f"{name}: {rows}" for name, rows in folder.rows_used.items()]
-    return found, "\n".join([*runs, guarantee({**found, "charged": folder.charged}), *rows])
-
-
-# ---- for compare, report and explain ---------------------------------------------------------------------------------
-
-
 def is_sweep(target: Path) -> bool:
-    """Whether a folder is that of a sweep."""
     return (target / HEADER).is_file()
 
 
 def with_runs(targets: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Every sweep replaced by the runs in it; and of each, certified, what reading the whole of it costs."""
+    """Replace every sweep among the folders by its runs; return a note on the cost of reading each sweep, certified."""
     runs, notes = [], []
     for target in targets:
-        if not is_sweep(target):
+        if is_sweep(target):
+            made = certify(target)
+            runs += [run.folder for run in open_folder(target).runs if not run.diverged]
+            notes.append(f"{target.name}: {sweep_report.guarantee_and_diverged(made)}")
+        else:
             runs.append(target)
-            continue
-        made, stored = certify(target), open_folder(target).stored
-        runs += [one.folder for one in stored if not one.diverged]
-        notes.append(f"{target.name}: {_cost(made)}")
     return runs, notes
 
 
-def _cost(made: dict[str, Any]) -> str:
-    """The whole sweep in one sentence; the epsilon of a run is not that of the table it was read in."""
-    lost = sum(run["diverged"] for run in made["runs"])
-    left = "" if not lost else f"; {lost} of them diverged and are not shown"
-    return guarantee(made) + left
+# ---- composition of all runs -----------------------------------------------------------------------------------------
 
 
-def explain(target: Path) -> dict[str, Any]:
-    """A sweep's certificate in sentences."""
-    made = certify(target)
-    rows = f"on {made['chosen_by']}, reported on {made['reported_on']}"
-    against = []
-    for line in made["adversaries"]:
-        found = f"all runs together, epsilon {upto(line['epsilon'])} at delta {upto(line['delta'])}"
-        words = "nothing is guaranteed" if line["epsilon"] is None else found
-        against.append(sentence(f"{line['adversary']}: {words}"))
-    return {
-        "cost": sentence(_cost(made)),
-        "against": against,
-        "chosen": sentence(f"the best setting was chosen by {made['metric']} {rows}"),
-        "assumed": [sentence(text) for text in made["assumptions"]],
-        "not_covered": [sentence(text) for text in made["not_covered"]],
-    }
+def composed(costs: Sequence[Cost], population: int) -> Cost:
+    """Compose the events of all runs, per adversary and per silo; refuse runs that protect different things."""
+    units = sorted({cost.unit for cost in costs})
+    if len(units) > 1:
+        raise ConfigError(f"runs that protect one {units[0]} and runs that protect one {units[1]}", ALIKE)
+    found: list[Line] = []
+    for who in ADVERSARIES:
+        each = [cost.of(who) for cost in costs]
+        relations = sorted({line.relation for lines in each for line in lines})
+        if len(relations) > 1:
+            wrong = f"runs whose neighbours differ by {' and by '.join(relations)}, to one who {WHO[who]}"
+            raise ConfigError(wrong, f"{ALIKE}: no relation follows from another", "sweep them in two files")
+        differ = any(line.silos for lines in each for line in lines)
+        kinds: dict[frozenset[tuple[Event, int]], list[int]] = {}  # events of a silo -> the silos that have these
+        for silo in range(population if differ else 1):
+            whole: Counter[Event] = Counter()
+            for lines in each:
+                own = next(line for line in lines if not line.silos or silo in line.silos)
+                for event, count in own.entries:
+                    whole[event] += count
+            kinds.setdefault(frozenset(whole.items()), []).append(silo)
+        for kind, silos in kinds.items():
+            entries = tuple(sorted(kind, key=repr))
+            found.append(Line(who, relations[0], entries, tuple(silos) if len(kinds) > 1 else ()))
+    return Cost(costs[0].unit, tuple(found))
 
 
-def text(found: dict[str, Any]) -> str:
-    """The same as text."""
-    listed = {"Against one who sees": "against", "Assumed": "assumed", "Not covered": "not_covered"}
-    lists = {title: "\n".join(f"- {text}" for text in found[key]) for title, key in listed.items()}
-    blocks = [f"{title}:\n{lines}" for title, lines in lists.items() if lines]
-    return "\n\n".join([found["cost"], found["chosen"], *blocks])
+def check_alike(configs: Sequence[Config]) -> None:
+    """Refuse runs that cannot be composed: other data, deltas, clients, ledger or noise mode.
+
+    Where a client is not the same client in every run, a cost per client would mean nothing.
+    """
+
+    def data(config: Config) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+        options = {name: value for name, value in config.task.options.items() if name != "test"}
+        return config.task.dataset, options, config.task.silos
+
+    first = configs[0]
+    for one in configs[1:]:
+        for what, ours, theirs in (
+            ("data sets", data(first), data(one)),
+            ("deltas", (first.delta, first.deltas), (one.delta, one.deltas)),
+            ("numbers of clients", first.plan.clients.population, one.plan.clients.population),
+            ("ledgers", (first.privacy.ledger, first.privacy.dataset), (one.privacy.ledger, one.privacy.dataset)),
+            ("noise modes", first.privacy.noise, one.privacy.noise),
+        ):
+            if ours != theirs:
+                found = f"runs of different {what} ({ours} and {theirs}) on private data"
+                raise ConfigError(found, "one composition over the same data", "sweep them in two files")
+    different = {(codec.to_json(c.task), c.plan.clients.population, c.run.seed): c for c in configs}
+    clients, *others = [config.build().clients for config in different.values()]
+    for own in others:
+        if not (np.array_equal(clients.index, own.index) and np.array_equal(clients.offsets, own.offsets)):
+            fix = 'sweep neither run.seed nor the partition, or say data = "public" if they are'
+            found = "private data that some runs partition into other clients"
+            raise ConfigError(found, "the same clients in every run, so that their events compose", fix)
+
+
+# ---- execution of the runs -------------------------------------------------------------------------------------------
+
+
+def _in_processes(
+    runs: Sequence[SweepRun], workers: int, own: Sequence[Path]
+) -> Iterator[tuple[SweepRun, Failure | None]]:
+    """Execute runs in a pool of processes, which end with this process."""
+    before, spawn = set(multiprocessing.active_children()), multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(workers, len(runs)), spawn, initializer=_start_worker, initargs=(tuple(own),))
+    try:
+        jobs = {pool.submit(_execute, run): run for run in runs}
+        for job in as_completed(jobs):
+            yield jobs[job], job.result()
+        pool.shutdown()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        raise
+
+
+def _start_worker(own: tuple[Path, ...]) -> None:
+    """In a process of the pool: load the user's own parts, ignore interrupts, end when the parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    codec.load_plugins()
+    for file in own:
+        codec.load_parts_file(file)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
+
+
+def _execute(run: SweepRun) -> Failure | None:
+    """Run, or finish, one run; a model that diverged is a result, and is recorded beside its folder."""
+    torch.set_num_threads(1)
+    try:
+        execute(run.config, run.folder, resume=True)
+    except DivergedError as error:
+        run.diverged_file.write_text(f"{error}\n", encoding="utf-8")
+    except SordinoError as error:
+        if not isinstance(error, BudgetError) or not (run.folder / CERTIFICATE).is_file():  # a budget may end a run
+            return next(kind for kind in (UserError, BudgetError, SordinoError) if isinstance(error, kind)), str(error)
+    return None

@@ -2,38 +2,101 @@
 
 The papers' rule first, then one hyperparameter after the other, every candidate calibrated to the same budget. Where
 the best value is the smallest or the largest that was tried, the search goes on beyond it, `EXTENSIONS` times at most.
+The search reads public or synthetic records in the shape of the task, never private ones, so it costs no privacy.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from sordino import codec
 from sordino.accounting.calibration import Budget, calibrate, calibrate_silos
 from sordino.accounting.rounding import upto
 from sordino.certificate.facts import Declared
 from sordino.codec import durable_files
-from sordino.errors import ConfigError, PlanError, UnreachableError
+from sordino.data.clients import Clients, Records
+from sordino.errors import ConfigError, DataError, PlanError, UnreachableError
 from sordino.loop import run
 from sordino.outcome import declared_public
 from sordino.parts.schedules import scaled
 from sordino.plan import Plan
 from sordino.recipes.client_level import local_steps
-from sordino.report.aggregate import Estimate
+from sordino.report.text_table import Estimate
 from sordino.rng import Seeded
 from sordino.task import Task
-from sordino.tuning.tuning_data import Source, privacy_cost, tuning_task
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of local steps and rounds
 LR_FACTORS = (0.1, 0.3, 1.0, 3.0)
 BATCH_SHARES = (0.05, 0.2, 0.5, 1.0)  # of the smallest silo
 EXTENSIONS = 3  # values tried beyond the edge, per hyperparameter
 Progress = Callable[[float, float, str], None]  # work done, work in all, the last candidate
+Source = Literal["public", "synthetic"]
+
+
+# ---- data for the search ---------------------------------------------------------------------------------------------
+
+
+def tuning_task(plan: Plan, task: Task, source: Source, seed: int) -> Task:
+    """Return a task of the same shape on public or synthetic records: as many clients and records, and test rows."""
+    sizes = _sizes(plan, task)
+    records, test = _public(task, seed) if source == "public" else _synthetic(task, sum(sizes), seed)
+    rng = Seeded(seed).at(0, "stand-in")
+    index = rng.choice(len(records), sum(sizes), replace=len(records) < sum(sizes)).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Task(task.model, Clients(records, index, offsets), test, task.loss)
+
+
+def _sizes(plan: Plan, task: Task) -> list[int]:
+    """Records per client: as declared where a record is the unit; else the average, which is taken as public."""
+    reads, population = plan.local.reads, plan.clients.population
+    if reads is not None:
+        return [reads.size(silo) for silo in range(population)]
+    return [max(1, len(task.clients.index) // population)] * population
+
+
+def _public(task: Task, seed: int) -> tuple[Records, Records]:
+    """Public records in two halves: one to train on, one to test on."""
+    known = task.public or task.test
+    if known is None or len(known) < 20:
+        found = "no public records to tune on, and private ones are never read"
+        raise DataError(found, "at least 20 that are declared public", "name a test file, or use --data synthetic")
+    order = torch.from_numpy(Seeded(seed).at(0, "public halves").permutation(len(known)))
+    first, second = order[: len(order) // 2], order[len(order) // 2 :]
+    return Records(known.x[first], known.y[first]), Records(known.x[second], known.y[second])
+
+
+def _synthetic(task: Task, count: int, seed: int) -> tuple[Records, Records]:
+    """Standard normal inputs, labelled by a random teacher network of the same architecture."""
+    like, rng = task.clients.records, Seeded(seed).at(0, "made up")
+    if not like.x.is_floating_point():
+        raise DataError("inputs that are not numbers", "a task with numeric inputs", "use --data public")
+
+    def normal(*shape: int) -> Tensor:
+        return torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
+
+    x, teacher = normal(count + 1000, *like.x.shape[1:]), copy.deepcopy(task.model).eval()
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.copy_(normal(*parameter.shape) / max(1, parameter[0].numel()) ** 0.5)
+        out: Tensor = teacher(x)
+    if like.y.is_floating_point():
+        y = (out + 0.3 * normal(*out.shape)).reshape(len(x), *like.y.shape[1:])
+    else:
+        y = (out.argmax(-1) if out.shape[-1] > 1 else (out[:, 0] > 0)).to(like.y.dtype)
+    return Records(x[:count], y[:count]), Records(x[count:], y[count:])
+
+
+# ---- hyperparameters of a plan ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -47,8 +110,12 @@ class Hyperparameters:
 
     @property
     def total(self) -> int:
-        """T = steps * rounds."""
+        """Number of iterations, T = steps * rounds."""
         return self.rounds * (self.steps or 1)
+
+    def at_total(self, steps: int) -> Hyperparameters:
+        """Return the same with other local steps, and as many rounds as keep the total number of iterations."""
+        return replace(self, steps=steps, rounds=max(1, round(self.total / steps)))
 
     @property
     def text(self) -> str:
@@ -56,7 +123,7 @@ class Hyperparameters:
 
 
 def hyperparameters(plan: Plan) -> Hyperparameters:
-    """As the plan has them, by the fields of its local solver: steps or epochs, and the batch of its records."""
+    """Return the plan's hyperparameters: rounds, its local solver's steps or epochs, and the batch of its records."""
     local = plan.local
     steps, records = getattr(local, "steps", None) or getattr(local, "epochs", None), getattr(local, "records", None)
     if steps is None and records is None:
@@ -66,8 +133,12 @@ def hyperparameters(plan: Plan) -> Hyperparameters:
 
 
 def with_hyperparameters(plan: Plan, wanted: Hyperparameters) -> Plan:
-    """The plan with other hyperparameters; a clip norm that is lr * steps * zeta (paper 002) follows."""
-    now, local, encode = hyperparameters(plan), plan.local, plan.encode
+    """Return the plan with other hyperparameters.
+
+    A clip norm that is lr * steps * zeta (paper 002) follows; a server's step size that falls over the rounds falls
+    over the new ones, and is scaled where the local solver has no step size.
+    """
+    now, local, encode, server = hyperparameters(plan), plan.local, plan.encode, plan.server
     if getattr(getattr(local, "gradient", None), "kind", "") == "bounded":
         factor = wanted.lr_factor * (wanted.steps or 1) / (now.steps or 1)
         encode = tuple(
@@ -82,20 +153,33 @@ def with_hyperparameters(plan: Plan, wanted: Hyperparameters) -> Plan:
     if hasattr(local, "lr") and wanted.lr_factor != 1.0:
         changes["lr"] = scaled(local.lr, wanted.lr_factor)
     local = replace(local, **changes)  # type: ignore[type-var]
-    server = _server(plan.server, wanted.rounds, 1.0 if hasattr(local, "lr") else wanted.lr_factor)
+    factor = 1.0 if hasattr(local, "lr") else wanted.lr_factor
+    if getattr(server, "rounds", wanted.rounds) != wanted.rounds:
+        raise PlanError("tuning", f"server {server.kind!r} with rounds of its own", "sgd, adam or accelerated")
+    if hasattr(server, "v"):
+        server = replace(server, v=server.v / factor)  # type: ignore[type-var]
+    elif hasattr(server, "lr"):
+        lr = replace(server.lr, rounds=wanted.rounds) if hasattr(server.lr, "rounds") else server.lr
+        server = replace(server, lr=scaled(lr, factor) if factor != 1.0 else lr)  # type: ignore[type-var]
     return replace(plan, rounds=wanted.rounds, local=local, encode=encode, server=server).fitted()
 
 
-def _server(server: Any, rounds: int, factor: float) -> Any:
-    """A step that falls over the rounds falls over the new ones; the step of a gradient is scaled."""
-    if getattr(server, "rounds", rounds) != rounds:
-        raise PlanError("tuning", f"server {server.kind!r} with rounds of its own", "sgd, adam or accelerated")
-    if hasattr(server, "v"):
-        return replace(server, v=server.v / factor)
-    if not hasattr(server, "lr"):
-        return server
-    lr = replace(server.lr, rounds=rounds) if hasattr(server.lr, "rounds") else server.lr
-    return replace(server, lr=scaled(lr, factor) if factor != 1.0 else lr)
+def first_guess(plan: Plan) -> tuple[str, Hyperparameters]:
+    """Return the papers' rule for a given total number of iterations and its hyperparameters; else the plan's own."""
+    now, reads = hyperparameters(plan), plan.local.reads
+    if plan.release.kind == "local_noise" and reads is None and now.steps is not None:
+        laplace = plan.release.mechanism.kind == "laplace"  # type: ignore[attr-defined]
+        power = "2/3" if laplace else "1/2"
+        return f"E = T^({power}) (paper 002)", now.at_total(
+            local_steps(now.total, "laplace" if laplace else "gaussian")
+        )
+    if reads is not None and now.batch is not None:
+        rule = "all records of the smallest silo (paper 001: the larger K, the less noise)"
+        return rule, replace(now, batch=min(reads.sizes))
+    return "the plan's own", now
+
+
+# ---- the search ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -114,7 +198,7 @@ class Tuned:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """As plain data."""
+        """The proposal as JSON, for `sordino tune --json`."""
         proposal = {name: value for name, value in asdict(self.chosen).items() if value is not None}
         found = {"epsilon": self.epsilon, "delta": self.delta, "proposal": proposal, "rule": self.rule}
         if self.silos:
@@ -148,12 +232,12 @@ class TrialLog:
         self.entries = [json.loads(line) for line in whole]
 
     def trials(self, epsilon: float) -> Trials:
-        """The finished trials of one epsilon."""
-        mine = [entry for entry in self.entries if entry["epsilon"] == epsilon]
-        return {Hyperparameters(**entry["hyperparameters"]): tuple(entry["losses"]) for entry in mine}
+        """Return the finished trials of one epsilon."""
+        own = [entry for entry in self.entries if entry["epsilon"] == epsilon]
+        return {Hyperparameters(**entry["hyperparameters"]): tuple(entry["losses"]) for entry in own}
 
     def append(self, epsilon: float, wanted: Hyperparameters, losses: Losses) -> None:
-        """Write one trial down."""
+        """Append one trial to trials.jsonl."""
         entry = {"epsilon": epsilon, "hyperparameters": asdict(wanted), "losses": list(losses)}
         with open(self.file, "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
@@ -164,19 +248,26 @@ def tune(
     public: tuple[Declared, ...] | None = None, silos: tuple[Budget, ...] = (), progress: Progress | None = None,
     done: Trials | None = None, on_trial: Callable[[Hyperparameters, Losses], None] | None = None,
 ) -> Tuned:  # fmt: skip
-    """The hyperparameters with the least mean loss over `seeds` simulations, each candidate at (epsilon, delta).
+    """Return the hyperparameters with the least mean loss over `seeds` simulations, each at (epsilon, delta).
 
-    `public` says which rows of the task are public and by whose word; default: by the caller's, who made the task.
+    `public` says which rows of the task are public and who declares it; default: the caller, who made the task.
     With budgets of the `silos` every candidate gives each silo the noise of its own budget; epsilon is then the worst.
     `progress` is called after every candidate. `done` are trials of an earlier search that was stopped, which are not
     run again; `on_trial` is called with every new one.
     """
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}", "at least 1")
-    cost = privacy_cost(plan, task, source, declared_public(task) if public is None else public)
+    declared = declared_public(task) if public is None else public
+    read = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in declared)
+    cost = {
+        "public": f"nothing beyond what is declared public: {read} were read; they are not protected",
+        "synthetic": "nothing: every record was synthetic",
+    }[source]
+    if plan.local.reads is None:
+        cost += f"; that a client holds {_sizes(plan, task)[0]} records on average was taken as public"
     tasks = [tuning_task(plan, task, source, seed + trial) for trial in range(seeds)]
     rule, first = first_guess(plan)
-    search = _Search(plan, tasks, epsilon, delta, silos, dict(done or {}), progress, on_trial)
+    search = CoordinateSearch(plan, tasks, epsilon, delta, silos, dict(done or {}), progress, on_trial)
     best, curves, edges = search.run(first)
     if not search.losses(best):
         needed = f"epsilon above {upto(epsilon, 6)}"
@@ -184,25 +275,10 @@ def tune(
     return Tuned(epsilon, delta, search.solved(best), best, rule, curves, edges, cost, silos)
 
 
-def first_guess(plan: Plan) -> tuple[str, Hyperparameters]:
-    """Where the papers' rules put the hyperparameters, the total number of iterations given; else the plan's own."""
-    now, reads = hyperparameters(plan), plan.local.reads
-    if plan.release.kind == "local_noise" and reads is None and now.steps is not None:
-        laplace = plan.release.mechanism.kind == "laplace"  # type: ignore[attr-defined]
-        name: Literal["laplace", "gaussian"] = "laplace" if laplace else "gaussian"
-        steps = local_steps(now.total, name)
-        power = "2/3" if name == "laplace" else "1/2"
-        return f"E = T^({power}) (paper 002)", replace(now, steps=steps, rounds=max(1, round(now.total / steps)))
-    if reads is not None and now.batch is not None:
-        rule = "all records of the smallest silo (paper 001: the larger K, the less noise)"
-        return rule, replace(now, batch=min(reads.sizes))
-    return "the plan's own", now
-
-
 @codec.hides_values
 @dataclass
-class _Search:
-    """Coordinate search: the loss of candidates on the tuning tasks, one hyperparameter after the other."""
+class CoordinateSearch:
+    """Search over one hyperparameter after the other by the loss of candidates on the tuning tasks."""
 
     plan: Plan
     tasks: list[Task]
@@ -215,16 +291,20 @@ class _Search:
     done: float = 0.0
 
     def run(self, best: Hyperparameters) -> tuple[Hyperparameters, dict[str, list[dict[str, Any]]], tuple[str, ...]]:
-        """The best candidate, the losses along every hyperparameter, and those whose best value is at the edge."""
+        """Return the best candidate, the losses along every hyperparameter, and those whose best value is at an edge.
+
+        The work of a candidate, which `progress` shows, is rounds times local steps, and one for its calibration.
+        """
         curves: dict[str, list[dict[str, Any]]] = {}
         edges: dict[str, bool] = {}
         names = ["lr_factor", *(name for name in ("steps", "batch") if getattr(best, name) is not None)]
         names += ["rounds", "lr_factor"]
         for place, name in enumerate(names):
-            later = sum(_work(one) for other in names[place + 1 :] for one in self.candidates(other, best))
-            rest = later + EXTENSIONS * _work(best)  # of this hyperparameter, beyond the edge
+            later = sum(one.total + 1 for other in names[place + 1 :] for one in self.candidates(other, best))
+            rest = later + EXTENSIONS * (best.total + 1)  # of this hyperparameter, beyond the edge
             asked = [*self.candidates(name, best), best]
-            tried = {one: self.mean_loss(one, rest + sum(map(_work, asked[i + 1 :]))) for i, one in enumerate(asked)}
+            left = [rest + sum(one.total + 1 for one in asked[i + 1 :]) for i in range(len(asked))]
+            tried = {one: self.mean_loss(one, work) for one, work in zip(asked, left, strict=True)}
             for _ in range(EXTENSIONS):
                 beyond = self._beyond(name, tried)
                 if beyond is None:
@@ -233,64 +313,56 @@ class _Search:
             best = min(tried, key=lambda one: (tried[one], one.total))
             edges[name] = self._beyond(name, tried) is not None
             curves[name] = []
-            for one in sorted(tried, key=lambda one: _value(one, name)):
+            for one in sorted(tried, key=lambda one: float(getattr(one, name))):
                 found = Estimate.of(losses) if (losses := self.losses(one)) else Estimate(math.inf, None)
-                curves[name].append({name: _value(one, name), "loss": found.mean, "half_width": found.half_width})
+                row = {name: float(getattr(one, name)), "loss": found.mean, "half_width": found.half_width}
+                curves[name].append(row)
         if self.progress is not None:
             self.progress(self.done, self.done, f"best: {best.text}")
         return best, curves, tuple(name for name, edge in edges.items() if edge)
 
-    def candidates(self, name: str, best: Hyperparameters) -> Iterator[Hyperparameters]:
-        """Values of one hyperparameter around the best so far; local steps at a constant total."""
+    def candidates(self, name: str, best: Hyperparameters) -> list[Hyperparameters]:
+        """Return values of one hyperparameter around the best so far; local steps at a constant total."""
         if name == "lr_factor":
-            yield from (replace(best, lr_factor=best.lr_factor * factor) for factor in LR_FACTORS)
-        elif name == "batch":
+            return [replace(best, lr_factor=best.lr_factor * factor) for factor in LR_FACTORS]
+        if name == "batch":
             most = min(self.plan.local.reads.sizes) if self.plan.local.reads is not None else 1
-            yield from (replace(best, batch=n) for n in sorted({max(1, round(most * s)) for s in BATCH_SHARES}))
-        elif name == "steps":
+            return [replace(best, batch=n) for n in sorted({max(1, round(most * s)) for s in BATCH_SHARES})]
+        if name == "steps":
             wanted = sorted({max(1, round((best.steps or 1) * factor)) for factor in FACTORS} | {1})
-            yield from (_at_total(best, steps) for steps in wanted if steps <= best.total)
-        else:
-            wanted = sorted({max(1, round(best.rounds * factor)) for factor in FACTORS})
-            yield from (replace(best, rounds=n) for n in wanted)
+            return [best.at_total(steps) for steps in wanted if steps <= best.total]
+        return [replace(best, rounds=n) for n in sorted({max(1, round(best.rounds * factor)) for factor in FACTORS})]
 
     def _beyond(self, name: str, tried: dict[Hyperparameters, float]) -> Hyperparameters | None:
-        """The next value where the best one is the least or the largest tried, and a further one makes sense."""
+        """Return the next value beyond the tried ones where the best one is at their edge; None without one."""
         best = min(tried, key=lambda one: (tried[one], one.total))
-        if math.isinf(tried[best]):
+        values, now = {getattr(one, name) for one in tried}, getattr(best, name)
+        if math.isinf(tried[best]) or now not in (min(values), max(values)):
             return None
-        values = {_value(one, name) for one in tried}
-        if _value(best, name) not in (min(values), max(values)):
-            return None
-        up = _value(best, name) == max(values)
+        up = now == max(values)
         if name == "lr_factor":
-            return replace(best, lr_factor=float(f"{best.lr_factor * (3 if up else 1 / 3):.6g}"))
-        if name == "steps":
-            wanted = (best.steps or 1) * 2 if up else (best.steps or 1) // 2
-            return _at_total(best, wanted) if 1 <= wanted <= best.total else None
-        if name == "batch":  # the largest is the whole smallest silo
-            wanted = 0 if up else (best.batch or 1) // 2
-            return replace(best, batch=wanted) if wanted >= 1 else None
-        wanted = best.rounds * 2 if up else best.rounds // 2
-        return replace(best, rounds=wanted) if wanted >= 1 else None
+            return replace(best, lr_factor=float(f"{now * (3 if up else 1 / 3):.6g}"))
+        wanted = now * 2 if up else now // 2
+        if wanted < 1 or (name == "batch" and up) or (name == "steps" and wanted > best.total):
+            return None  # the largest batch is the whole smallest silo
+        return best.at_total(wanted) if name == "steps" else replace(best, **{name: wanted})
 
     def solved(self, wanted: Hyperparameters) -> Plan:
-        """The candidate, calibrated: to one epsilon, or every silo to its own."""
+        """Return the candidate's plan, calibrated to one epsilon, or every silo to its own."""
         plan = with_hyperparameters(self.plan, wanted)
         if self.silos:
             return calibrate_silos(plan, self.silos)
         return calibrate(plan, epsilon=self.epsilon, delta=self.delta)
 
     def losses(self, wanted: Hyperparameters) -> Losses:
-        """The last loss of every simulation; none for a candidate that is refused or cannot meet the budget."""
+        """Return the last loss of every simulation; none for a candidate that is refused or cannot meet the budget."""
         if wanted not in self.trials:
+            found: Losses = ()
             try:
                 plan = self.solved(wanted)
-                last = []
                 for seed, task in enumerate(self.tasks):
                     *_, done = run(plan, task, streams=Seeded(seed), eval_every=plan.rounds)
-                    last.append(done.metrics["loss"])
-                found = tuple(last)
+                    found += (done.metrics["loss"],)
             except (PlanError, UnreachableError):
                 found = ()
             self.trials[wanted] = found if all(map(math.isfinite, found)) else ()
@@ -299,23 +371,10 @@ class _Search:
         return self.trials[wanted]
 
     def mean_loss(self, wanted: Hyperparameters, rest: float) -> float:
-        """The mean of `losses`, infinite without; tells the progress, `rest` being the work that is to come."""
+        """Return the mean of `losses`, infinite without; report progress, with `rest` as the remaining work."""
         new, losses = wanted not in self.trials, self.losses(wanted)
         loss = Estimate.of(losses).mean if losses else math.inf
-        self.done += _work(wanted) if new else 0.0
+        self.done += wanted.total + 1 if new else 0
         if self.progress is not None and new:
             self.progress(self.done, self.done + rest, f"{wanted.text}: loss {loss:.4g}")
         return loss
-
-
-def _at_total(best: Hyperparameters, steps: int) -> Hyperparameters:
-    return replace(best, steps=steps, rounds=max(1, round(best.total / steps)))
-
-
-def _work(wanted: Hyperparameters) -> float:
-    """How long a candidate takes, in some unit: rounds times local steps, and a little for its calibration."""
-    return float(wanted.total + 1)
-
-
-def _value(wanted: Hyperparameters, name: str) -> float:
-    return float(getattr(wanted, name))

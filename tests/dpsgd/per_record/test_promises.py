@@ -11,9 +11,9 @@ from tests.dpsgd.per_record.oracle import assert_equal, classes, clipped_loop, m
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from sordino.dpsgd import ClippedGradient, Recorder, refuse_mixing
+from sordino.dpsgd import ClippedGradient, refuse_mixing
 from sordino.errors import ConfigError, DataError, PlanError
-from sordino.models import CharLstm, DpMnistCnn
+from sordino.models import DpMnistCnn
 
 BATCH = 6
 
@@ -130,10 +130,6 @@ def test_positions_folded_into_the_batch_are_told_apart(time_first: bool, length
     torch.manual_seed(0)
     x, y = torch.randn(BATCH, length, 4), rows()[1]
     assert agrees(Flattened(time_first), x, y).whole is time_first
-    if time_first:
-        model = Flattened(True)
-        with Recorder(model), pytest.raises(PlanError, match="touches other records"):
-            model(x)
 
 
 def test_what_vmap_cannot_run_goes_record_by_record() -> None:
@@ -170,11 +166,8 @@ def test_ragged_batches_add_up() -> None:
 
 
 @pytest.mark.parametrize("layer", [nn.Linear(4, 2), nn.LSTM(4, 2, batch_first=True), nn.PReLU()])
-def test_an_empty_batch_gives_zeros_in_an_ordinary_loop(layer: nn.Module) -> None:
-    with Recorder(layer) as recorder:
-        output = layer(torch.zeros(0, 3, 4))
-        (output[0] if isinstance(output, tuple) else output).sum().backward()
-        got = recorder.clipped_sum(1.0)
+def test_an_empty_batch_gives_zeros(layer: nn.Module) -> None:
+    got = ClippedGradient(layer, squared).sum(torch.zeros(0, 3, 4), torch.zeros(0), 1.0)
     assert len(got.norms) == 0
     assert all(not total.any() for total in got.total.values())
 
@@ -192,13 +185,9 @@ def test_masked_records_contribute_nothing_even_if_they_are_not_finite() -> None
     expected = ClippedGradient(model, squared).sum(x[mask], y[mask], 0.5)
     x[1] = math.nan
     got = ClippedGradient(model, squared).sum(x, y, 0.5, mask=mask)
-    with Recorder(model) as recorder:
-        squared(model(x), y).sum().backward()  # type: ignore[no-untyped-call]
-        looped = recorder.clipped_sum(0.5, mask=mask)
     for name, total in expected.total.items():
         torch.testing.assert_close(got.total[name], total)
-        torch.testing.assert_close(looped.total[name], total)
-    assert got.norms[~mask].tolist() == looped.norms[~mask].tolist() == [0.0] * 3
+    assert got.norms[~mask].tolist() == [0.0] * 3
     assert not ClippedGradient(model, squared).sum(x, y, 0.5, mask=mask & False).total["0.bias"].any()
 
 
@@ -275,10 +264,6 @@ def test_a_model_that_views_its_images_keeps_their_order() -> None:
     torch.manual_seed(0)
     model, x, y = Viewed(), torch.randn(BATCH, 3, 8, 8), rows()[1]
     agrees(model, x, y)
-    with Recorder(model) as recorder:
-        squared(model(x), y).sum().backward()  # type: ignore[no-untyped-call]
-        looped = recorder.clipped_sum(0.5)
-    assert_equal(looped, *clipped_loop(model, squared, x, y, 0.5))
 
 
 def test_dropout_is_the_same_in_both_passes() -> None:
@@ -302,47 +287,22 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_a_forward_of_the_users_own_comes_back() -> None:
     model, (x, y) = dense(), rows()
     own = model.forward = lambda v: model[2](model[0](v))  # type: ignore[method-assign]
-    with Recorder(model, whole=True) as recorder:
-        squared(model(x), y).sum().backward()  # type: ignore[no-untyped-call]
-        got = recorder.clipped_sum(0.5)
+    engine = ClippedGradient(model, squared)
+    engine.restart(whole=True)
+    got = engine.sum(x, y, 0.5)
     assert model.forward is own
     assert_equal(got, *clipped_loop(model, squared, x, y, 0.5))
 
 
-def test_recorder_leaves_evaluation_alone_and_records_again() -> None:
-    torch.manual_seed(0)
-    model = CharLstm(hidden=8).build((5,), 7)
-    x, y = torch.randint(7, (BATCH, 5)), torch.arange(BATCH)
-    direct = ClippedGradient(model, classes).sum(x, y, 0.1)
-    with Recorder(model) as recorder:
-        for _ in range(2):
-            classes(model(x), y).sum().backward()  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                model(x[:2])
-            looped = recorder.clipped_sum(0.1)
-            assert_equal(looped, {k: v.double() for k, v in direct.total.items()}, direct.norms)
-
-
-def test_recorder_refuses_a_parameter_used_outside_its_layer() -> None:
-    model, x, y = Tied(outside=True), torch.randint(7, (BATCH, 4)), rows()[1]
-    with Recorder(model) as recorder:
-        squared(model(x), y).sum().backward()  # type: ignore[no-untyped-call]
-        with pytest.raises(PlanError, match=r"embed\.weight"):
-            recorder.clipped_sum(1.0)
-    with Recorder(model, whole=True) as recorder:
-        squared(model(x), y).sum().backward()  # type: ignore[no-untyped-call]
-        whole = recorder.clipped_sum(0.5)
-    assert_equal(whole, *clipped_loop(model, squared, x, y, 0.5))
-
-
 def test_an_input_changed_in_place_is_an_error() -> None:
     model, (x, y) = dense(), rows()
-    with Recorder(model) as recorder:
-        loss = squared(model(x), y).sum()
+
+    def losses(outputs: Tensor, targets: Tensor) -> Tensor:
         x.mul_(2)
-        loss.backward()  # type: ignore[no-untyped-call]
-        with pytest.raises(RuntimeError, match="in place"):
-            recorder.clipped_sum(1.0)
+        return squared(outputs, targets)
+
+    with pytest.raises(RuntimeError, match="in place"):
+        ClippedGradient(model, losses, proved=True).sum(x, y, 1.0)
 
 
 def test_bad_input_is_said_in_one_sentence() -> None:

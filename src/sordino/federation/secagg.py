@@ -1,0 +1,421 @@
+"""Secure aggregation (Bonawitz et al. 2017): messages and masks, a silo's side (`silo_service`), the server's (`app`).
+
+    keys    every member sends two fresh public keys
+    shares  ... Shamir shares of its masking key and of the seed of its own mask, encrypted for each other member
+    mask    ... its row, charged to its ledger, then noised, then masked
+    unmask  ... one share of every member: of the seed if that member has sent its row, else of its masking key
+
+Each stage goes to the members that answered the stage before. The server learns who takes part and the sum, no single
+row. A row x_i in integer steps of a public grid is sent under masks that cancel in the sum:
+
+    y_i = x_i + PRG(b_i) + sum_{j > i} PRG(s_ij) - sum_{j < i} PRG(s_ij)   mod 2^64,      s_ij = HKDF(ECDH(i, j))
+
+PRG is AES-256 in counter mode, so a mask is as hard to guess as its 256-bit key. Flower's own generator folds a key
+into 28 effective bits (flwrlabs/flower#7522), which a search opens in seconds; neither side uses it.
+
+Assumed: the server follows the protocol and forwards the members' public keys unchanged.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino import codec
+from sordino.accounting.bounds import Unit
+from sordino.engines.base import ClientJob, Collected
+from sordino.engines.frames import count
+from sordino.engines.inprocess import InProcessWorker
+from sordino.engines.jobs import Job
+from sordino.engines.remote import Remote, RemoteWorker
+from sordino.engines.replies import worker_of
+from sordino.errors import BudgetError, DataError, EngineError, QuorumError, UserError, brief_repr, shorten
+from sordino.federation.flower_api import flower
+from sordino.parts.releases import NoiseShares
+from sordino.plan import Plan
+from sordino.rng import Streams, streams
+from sordino.task import Task
+
+MARK = b"sordino sum 1\n"
+HEAD = 1 << 20  # most bytes of a message's JSON head
+STAGES = ("keys", "shares", "mask", "unmask")
+FINE = 20  # bits of the grid below the standard deviation of one noise share
+Words = NDArray[np.uint64]
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class SecAggMessage:
+    """One message of a session, the server's request or a client's answer: a JSON head, then bytes, never code."""
+
+    stage: str
+    session: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        head = json.dumps({"stage": self.stage, "session": self.session, "fields": self.fields}).encode()
+        return MARK + len(head).to_bytes(4, "little") + head + self.body
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> SecAggMessage:
+        """Parse what `to_bytes` wrote; anything else is a `DataError`."""
+        start = len(MARK) + 4
+        length = int.from_bytes(data[len(MARK) : start], "little")
+        if not data.startswith(MARK) or not 0 < length <= min(HEAD, len(data) - start):
+            raise DataError("a secure aggregation message without a head", "one as this program writes it")
+        try:
+            table = json.loads(data[start : start + length])
+            stage, session, fields = table["stage"], table["session"], table["fields"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise DataError("an unreadable secure aggregation message", "one as this program writes it") from None
+        if stage not in STAGES or not isinstance(session, str) or len(session) > 64 or not isinstance(fields, dict):
+            raise DataError(f"stage {brief_repr(stage)} of secure aggregation", "one of " + ", ".join(STAGES))
+        return cls(stage, session, fields, data[start + length :])
+
+
+def shares_of(plan: Plan) -> NoiseShares:
+    """Return the plan's release; refuse any but noise shares of at least two clients."""
+    if not isinstance(plan.release, NoiseShares) or plan.release.at_least < 2:
+        found = f"release {plan.release.kind!r} with secure aggregation"
+        raise EngineError(found, "noise_shares with at_least 2 or more")
+    return plan.release
+
+
+# ---- masks and the grid ----------------------------------------------------------------------------------------------
+
+
+def mask_words(key: bytes, count: int) -> Words:
+    """Return a mask of `count` 64-bit words: AES-256-CTR under a key that is used once."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    cipher = Cipher(algorithms.AES(hashlib.sha256(key).digest()), modes.CTR(bytes(16))).encryptor()
+    return np.frombuffer(cipher.update(bytes(8 * count)), dtype="<u8").astype(np.uint64)
+
+
+def shared_key(own: Any, other: Any) -> bytes:
+    """Return the key of two clients: HKDF of their ECDH secret, in the form that Flower's `encrypt` takes."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    secret = own.exchange(ec.ECDH(), other)
+    return base64.urlsafe_b64encode(HKDF(hashes.SHA256(), 32, None, None).derive(secret))
+
+
+def pairwise_mask(member: int, own: Any, publics: Mapping[int, bytes], count: int) -> Words:
+    """Sum a client's pairwise masks under its private key `own`; of each pair, one adds what the other subtracts."""
+    total = np.zeros(count, dtype=np.uint64)
+    for other, public in publics.items():
+        mask = mask_words(shared_key(own, flower().bytes_to_public_key(public)), count)
+        total = total + mask if other > member else total - mask
+    return total
+
+
+def grid_step(std: float) -> float:
+    """Return the step of the public grid, 2^(floor(log2 std) - 20), for noise shares of this standard deviation."""
+    return float(2.0 ** (math.floor(math.log2(std)) - FINE))
+
+
+def to_grid(row: Tensor, grid: float, unit: Unit) -> NDArray[np.int64]:
+    """Convert a row [d'] without noise to integer steps of the grid; its sensitivity stays at most 1.
+
+    Rounding towards zero enlarges no coordinate, so a client's message stays in the unit ball. With unit record, two
+    rows within distance 1 may be rounded apart by less than one step per coordinate: shrunk by grid * sqrt(d) before,
+    the rows stay within 1.
+    """
+    scale = 1.0 - grid * math.sqrt(len(row)) if unit == "record" else 1.0
+    steps: NDArray[np.int64] = np.trunc((row.double() * scale / grid).numpy()).astype(np.int64)
+    return steps
+
+
+def round_noise(noise: Tensor, grid: float) -> NDArray[np.int64]:
+    """Round noise to integer steps of the grid apart from the row, so that its distribution does not depend on it."""
+    steps: NDArray[np.int64] = np.rint((noise.double() / grid).numpy()).astype(np.int64)
+    return steps
+
+
+def from_grid(words: Words, grid: float) -> Tensor:
+    """Convert a sum modulo 2^64 to real numbers."""
+    return torch.from_numpy(words.astype(np.int64).astype(np.float64)) * grid
+
+
+# ---- a silo ----------------------------------------------------------------------------------------------------------
+
+
+@codec.hides_values
+@dataclass
+class ClientSession:
+    """A client's state in one session; the next session replaces it."""
+
+    encryption: Any = None  # private keys
+    masking: Any = None
+    own: bytes = field(default_factory=lambda: secrets.token_bytes(32))  # seed of the client's own mask
+    members: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # public keys: for encryption, for masks
+    threshold: int = 0
+    sent: bool = False
+    opened: bool = False
+    shares: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # by member: of its seed, of its masking key
+
+    def encryption_key(self, other: int) -> bytes:
+        if other not in self.members:
+            raise DataError(f"member {other} in a session of secure aggregation", "a member since its first stage")
+        return shared_key(self.encryption, flower().bytes_to_public_key(self.members[other][0]))
+
+
+@codec.hides_values
+@dataclass
+class SecAggClient:
+    """One silo as a client of secure aggregation; `charge` writes a session's release into its ledger.
+
+    A sum of fewer than the plan's `at_least` members is not opened, and each session at most once. Noise is drawn, and
+    charged, anew in every session: two sums over different members with the same noise would reveal one message.
+    """
+
+    client: int
+    task: Any
+    allows: Callable[[Job], None]
+    charge: Callable[[Job, str], int]
+    now: Callable[[], float]
+    sessions: dict[str, ClientSession] = field(default_factory=dict)
+
+    def reply(self, data: bytes) -> bytes:
+        """Answer one message of the server; a malformed one is a `DataError`."""
+        message = SecAggMessage.of_bytes(data)
+        if message.stage == "keys":
+            self.sessions = {message.session: ClientSession()}  # one at a time
+        session = self.sessions.get(message.session)
+        if session is None:
+            found = "a session of secure aggregation that this silo does not know"
+            raise DataError(found, "a session that began with its keys")
+        stages = {"keys": self._keys, "shares": self._shares, "mask": self._mask, "unmask": self._unmask}
+        try:
+            fields, body = stages[message.stage](session, message)
+        except (UserError, BudgetError) as error:
+            fields, body = {"refused": shorten(str(error))}, b""
+        return SecAggMessage(message.stage, message.session, fields, body).to_bytes()
+
+    def _keys(self, session: ClientSession, message: SecAggMessage) -> tuple[dict[str, Any], bytes]:
+        f = flower()
+        (session.encryption, public), (session.masking, mask) = f.generate_key_pairs(), f.generate_key_pairs()
+        return {"encryption": f.public_key_to_bytes(public).hex(), "masking": f.public_key_to_bytes(mask).hex()}, b""
+
+    def _shares(self, session: ClientSession, message: SecAggMessage) -> tuple[dict[str, Any], bytes]:
+        """Store the members' keys; return a share of both secrets for each member, encrypted to that member."""
+        f, table = flower(), message.fields.get("members")
+        try:
+            pairs = dict(table).items()  # type: ignore[arg-type]
+            members = {int(one): (bytes.fromhex(pair[0]), bytes.fromhex(pair[1])) for one, pair in pairs}
+        except (TypeError, ValueError, IndexError, KeyError):
+            raise DataError("members of secure aggregation without keys", "two public keys of each") from None
+        session.threshold = count(message.fields.get("threshold"), "threshold")
+        if self.client not in members or not 1 < session.threshold <= len(members) or session.members:
+            found = f"secure aggregation of {len(members)} members with threshold {session.threshold}"
+            raise DataError(found, "this silo and others, a threshold of 2 or more, and once in a session")
+        session.members = members
+        both = [session.own, f.private_key_to_bytes(session.masking)]
+        cut = [f.create_shares(secret, session.threshold, len(members)) for secret in both]
+        sealed = {}
+        for other, *pair in zip(sorted(members), *cut, strict=True):
+            if other == self.client:
+                session.shares[other] = (pair[0], pair[1])
+            else:
+                text = json.dumps([part.hex() for part in pair]).encode()
+                sealed[str(other)] = f.encrypt(session.encryption_key(other), text).decode()
+        return {"sealed": sealed}, b""
+
+    def _mask(self, session: ClientSession, message: SecAggMessage) -> tuple[dict[str, Any], bytes]:
+        """Check the job, decrypt the others' shares, ask the policy, charge, draw noise; return the masked row."""
+        job = Job.from_bytes(message.body, self.task.layout.size)
+        if job.admission or job.client != self.client or session.sent:
+            raise DataError("a secure aggregation job of another silo, or a second one", "one job in each session")
+        if self.now() > job.deadline:
+            raise DataError("a job past its deadline", "one that the server still waits for", "nothing was charged")
+        least = getattr(job.plan.release, "at_least", None)
+        if least != session.threshold:
+            found = f"threshold {session.threshold} of secure aggregation"
+            raise DataError(found, f"at_least = {least} of the plan")
+        sealed = message.fields.get("sealed")
+        if not isinstance(sealed, dict) or len(sealed) + 1 < session.threshold:
+            raise DataError("fewer shares than the threshold", f"shares of {session.threshold - 1} other members")
+        for name, text in sealed.items():
+            try:
+                key = session.encryption_key(int(name))
+                first, second, *_ = json.loads(flower().decrypt(key, str(text).encode()))
+                session.shares[int(name)] = (bytes.fromhex(first), bytes.fromhex(second))
+            except Exception:
+                found = f"a share from member {brief_repr(name)} that cannot be decrypted"
+                raise DataError(found, "a share encrypted for this silo") from None
+        self.allows(job)
+        clean = row_on_grid(worker_of(job.plan, self.task, streams(job.mode, job.seed or 0)), job)
+        charges = self.charge(job, message.session)
+        words = clean + noise_on_grid(job, len(clean))
+        session.sent = True
+        others = {other: session.members[other][1] for other in session.shares if other != self.client}
+        masks = pairwise_mask(self.client, session.masking, others, len(words)) + mask_words(session.own, len(words))
+        return {"charges": charges}, (words.view(np.uint64) + masks).astype("<u8").tobytes()
+
+    def _unmask(self, session: ClientSession, message: SecAggMessage) -> tuple[dict[str, Any], bytes]:
+        """Return one share of every member, never both, once; refuse a sum of fewer members than the threshold."""
+        listed = message.fields.get("sent")
+        sent = {count(one, "a member") for one in listed} if isinstance(listed, list) else set()
+        if len(sent) < session.threshold or not sent <= set(session.shares) or session.opened or not session.sent:
+            found = f"a request to open a sum of {len(sent)} members"
+            raise DataError(found, f"at least {session.threshold} members that have sent a row, and once")
+        session.opened = True
+        return {"shares": {str(one): pair[0 if one in sent else 1].hex() for one, pair in session.shares.items()}}, b""
+
+
+def row_on_grid(worker: InProcessWorker, job: Job) -> NDArray[np.int64]:
+    """Compute the clipped row without noise, in steps of the grid; it stays in this process."""
+    assert job.public is not None
+    assert job.start is not None
+    [(_, rows, _norms)] = worker.encoded(ClientJob(job.public, job.start, np.array([job.client])))
+    return to_grid(rows[0].cpu(), grid_step(shares_of(job.plan).share.std), job.plan.unit)
+
+
+def noise_on_grid(job: Job, length: int) -> NDArray[np.int64]:
+    """Draw this client's noise share, in steps of the grid."""
+    release = shares_of(job.plan)
+    assert job.public is not None
+    rng = streams(job.mode, job.seed or 0).at(job.public.t, "client noise", job.client)
+    drawn = release.on_client(torch.zeros(length, dtype=torch.float64), job.client, rng)
+    return round_noise(drawn, grid_step(release.share.std))
+
+
+# ---- the server ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SecAggEngine(Remote):
+    """Engine of remote clients whose messages are summed by secure aggregation."""
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return self.transport.offers | {"secure_sum"}
+
+    def prepare(self, plan: Plan, task: Task, streams: Streams) -> SecAggWorker:
+        """Refuse releases other than noise shares; then prepare as `Remote` does."""
+        shares_of(plan)
+        asked = super().prepare(plan, task, streams)
+        return SecAggWorker(self, asked.plan, asked.task, asked.streams)
+
+
+@dataclass
+class ServerSession:
+    """The server's state in one session: the answers to each stage, by client."""
+
+    number: str = field(default_factory=lambda: secrets.token_hex(16))
+    keys: dict[int, tuple[str, str]] = field(default_factory=dict)
+    sealed: dict[int, dict[str, str]] = field(default_factory=dict)
+    rows: dict[int, Words] = field(default_factory=dict)
+    charges: dict[int, int] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+
+
+class SecAggWorker(RemoteWorker):
+    """Secure aggregation of one plan: a round is one session, or several until one is complete."""
+
+    engine: SecAggEngine
+
+    @property
+    def header(self) -> dict[str, str | int]:
+        return {**super().header, "sum": "secure: masks by AES-256 in counter mode; the server follows the protocol"}
+
+    def collect(self, job: ClientJob) -> Collected:
+        """Return the sum of the cohort's rows, opened by at least `at_least` of its clients.
+
+        A client silent before `mask` is not in the sum; one silent afterwards is, and the others open its mask. With
+        too few answers the session is void: nothing is opened, and another session begins.
+        """
+        least, session = shares_of(self.plan).at_least, ServerSession()
+        wanted = {int(c): replace(self._job(int(c)), public=job.public, start=job.start) for c in job.cohort}
+        quorum = max(least, min(self.engine.quorum, len(wanted)))
+        total: Tensor | None = None
+        for _ in range(self.engine.tries if len(wanted) >= least else 0):
+            session = ServerSession()
+            if self._has_rows(session, wanted, least, quorum):
+                total = self._open(session, least)
+            if total is not None:
+                break
+        came = [] if total is None else sorted(session.rows)
+        collected = Collected(
+            torch.zeros(self.length, dtype=torch.float64) if total is None else total, len(came), noised=True,
+            deployed=True, reported=np.asarray(came, dtype=np.int64), refused=session.refused,
+            receipts=self._receipts(session.charges),
+        )  # fmt: skip
+        if total is None:
+            why = next((f"; client {client}: {reason}" for client, reason in sorted(session.refused.items())), "")
+            raise QuorumError(f"secure aggregation of fewer than {quorum} members{why}", collected)
+        return collected
+
+    def _has_rows(self, session: ServerSession, wanted: Mapping[int, Job], threshold: int, quorum: int) -> bool:
+        """Ask for keys, shares and masked rows; return whether each stage has at least `quorum` answers."""
+        for client, message in self._ask("keys", session, dict.fromkeys(wanted, ({}, b""))).items():
+            session.keys[client] = (str(message.fields.get("encryption")), str(message.fields.get("masking")))
+        if len(session.keys) < quorum:
+            return False
+        members = {"members": {str(one): list(pair) for one, pair in session.keys.items()}, "threshold": threshold}
+        for client, message in self._ask("shares", session, dict.fromkeys(session.keys, (members, b""))).items():
+            session.sealed[client] = dict(message.fields.get("sealed", {}))
+        if len(session.sealed) < quorum:
+            return False
+        until, asked = time.time() + self.engine.timeout, {}
+        for client in session.sealed:
+            shares = {str(other): sealed[str(client)] for other, sealed in session.sealed.items() if other != client}
+            asked[client] = ({"sealed": shares}, replace(wanted[client], deadline=until).to_bytes())
+        for client, message in self._ask("mask", session, asked).items():
+            if len(message.body) == 8 * self.length:
+                session.rows[client] = np.frombuffer(message.body, dtype="<u8").astype(np.uint64)
+                charges = message.fields.get("charges")
+                session.charges[client] = charges if type(charges) is int else 0
+        return len(session.rows) >= quorum
+
+    def _open(self, session: ServerSession, threshold: int) -> Tensor | None:
+        """Remove the masks: own masks of those who sent a row, pairwise masks with those who did not."""
+        f, sent = flower(), sorted(session.rows)
+        answers = self._ask("unmask", session, dict.fromkeys(sent, ({"sent": sent}, b"")))
+        shares = [message.fields.get("shares", {}) for message in answers.values()][:threshold]
+        if len(shares) < threshold:
+            return None
+        total = np.zeros(self.length, dtype=np.uint64)
+        for row in session.rows.values():
+            total = total + row
+        publics = {client: bytes.fromhex(session.keys[client][1]) for client in sent}
+        for member in session.sealed:
+            secret = f.combine_shares([bytes.fromhex(each[str(member)]) for each in shares])
+            if member in session.rows:
+                total = total - mask_words(secret, self.length)
+            else:  # its pairwise masks cancel what the others added for it
+                total = total + pairwise_mask(member, f.bytes_to_private_key(secret), publics, self.length)
+        return from_grid(total, grid_step(shares_of(self.plan).share.std))
+
+    def _ask(
+        self, stage: str, session: ServerSession, asked: Mapping[int, tuple[dict[str, Any], bytes]]
+    ) -> dict[int, SecAggMessage]:
+        """Return the answers to one stage within the timeout; refusals go to `session.refused`."""
+        bodies = {one: SecAggMessage(stage, session.number, *content).to_bytes() for one, content in asked.items()}
+        transport: Any = self.engine.transport
+        found: dict[int, SecAggMessage] = {}
+        for client, data in transport.exchange(bodies, time.time() + self.engine.timeout):
+            try:
+                message = SecAggMessage.of_bytes(data)
+            except DataError:
+                continue
+            if "refused" in message.fields:
+                session.refused[client] = str(message.fields["refused"])
+            elif (message.stage, message.session) == (stage, session.number) and client in asked:
+                found[client] = message
+        return found
