@@ -87,6 +87,20 @@ def streams(mode: Mode, seed: int) -> Streams:
     return Seeded(seed) if mode == "simulation" else Secure()
 
 
+@contextmanager
+def forked_rng() -> Iterator[None]:
+    """Restore torch's generators afterwards: the CPU's, and that of the current accelerator where there is one."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    else:
+        with torch.random.fork_rng([torch.accelerator.current_device_index()], device_type=accelerator.type):
+            yield
+
+
 def global_coins() -> tuple[Any, Any]:
     """Where the global generators of numpy and Python stand: nothing of ours draws from them, a model of others may."""
     return np.random.get_state(), random.getstate()

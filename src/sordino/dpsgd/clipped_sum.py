@@ -25,6 +25,7 @@ from sordino.dpsgd.rule_table import run_by_rules, sites
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.kernels import tune_allocator
 from sordino.parts.clipping import FEW, SLACK, factors, row_norms
+from sordino.rng import forked_rng
 
 _TINY, _HUGE = 1e-12, 1e15  # outside, squares of float32 lose digits
 ARRANGEMENTS = ((True, False), (False, False), (False, True))  # (channels last, whole): from the fastest on
@@ -228,7 +229,7 @@ class CheckedForward:
         tape, size = self.tape, batch.size
         calls, before, tape.calls, tape.batch = tape.calls, tape.batch, [], size
         try:
-            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            with forked_rng(), torch.enable_grad():
                 leaves = trained_outputs(self.run(batch.inputs), size, needed=size > 1)
                 tape.check_slices(leaves, sorted({0, size - 1}) if leaves else (), list(self.named.values()))
             return all(bool(y.isfinite().all()) for y in leaves)

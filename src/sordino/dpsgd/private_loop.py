@@ -164,9 +164,10 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         raise ConfigError("an optimizer that holds a parameter of another module", "parameters of the model alone")
     if not any(p.requires_grad for p in held):
         raise ConfigError("an optimizer without a trainable parameter of the model", "at least one")
-    away = next((name for name, p in model.named_parameters() if p.device != torch.device("cpu")), None)
-    if away is not None:
-        raise PlanError("engine", f"parameter '{away}' on another device", "a model on the CPU", "model.to('cpu')")
+    devices = sorted({str(p.device) for p in model.parameters()})
+    if len(devices) > 1 or devices == ["meta"]:
+        found = f"a model with parameters on {' and '.join(devices)}"
+        raise PlanError("engine", found, "all parameters on one device, with memory", "model.to(device) before make_private")
 
 
 def _check_labels(model: nn.Module, dataset: Any) -> None:

@@ -32,7 +32,7 @@ from sordino.parts.gradients import Ball, Batch
 from sordino.parts.local_solvers import LocalSolver
 from sordino.parts.record_samplers import RecordSampler
 from sordino.plan import Plan
-from sordino.rng import Seeded, global_coins, standing_at
+from sordino.rng import Seeded, forked_rng, global_coins, standing_at
 from sordino.task import Task
 
 SILENT = 10.0  # a median gradient so many clip norms long: the clip would replace the loss without a word
@@ -138,7 +138,7 @@ def _unreached(task: Task) -> tuple[list[str], int]:
     sides = (task.clients.records.x, task.clients.records.y)
     x, y = (torch.ones((2, *side.shape[1:]), dtype=side.dtype, device=task.device) for side in sides)
     try:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        with torch.enable_grad(), forked_rng():
             total: Any = task.losses(model(x), y * 0).sum()
     except (RuntimeError, ValueError, IndexError, TypeError):
         return [], len(named)  # it cannot be asked with made-up records

@@ -20,6 +20,7 @@ from sordino.layout import Layout
 from sordino.parts.clipping import FEW, factors, row_norms
 from sordino.parts.gradients import Ball, Batch, Moreau
 from sordino.parts.losses import Loss
+from sordino.rng import forked_rng
 from sordino.task import Task
 
 MADE_UP = 13  # records: few, and unlike the length of anything else
@@ -117,7 +118,7 @@ class OneClient:
         if self.compared or self.fast is None:
             return self.fast
         self.compared, (x, y), kept = True, self.program.sample(MADE_UP), self.row.clone()
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
+        with forked_rng(), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vmap says where it is slow: this is one batch
             self.row.add_(torch.arange(self.layout.size).sin().to(self.row), alpha=0.1)
             slow = self._by_vmap(x, y)

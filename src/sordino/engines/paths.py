@@ -30,7 +30,7 @@ from sordino.engines.objectives import ManyClients, OneClient
 from sordino.layout import Layout
 from sordino.parts.gradients import Batch, Objective
 from sordino.plan import Plan
-from sordino.rng import Streams
+from sordino.rng import Streams, forked_rng
 from sordino.task import Task
 
 Path = Literal["batched", "sequential"]  # a chunk of clients at once, or one at a time
@@ -149,7 +149,7 @@ def step_flops(task: Task, batch: int) -> float:
 
     for module in model.modules():
         module.register_forward_hook(count)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), forked_rng():
         model(task.program.sample(2)[0])
     return 3.0 * batch * counted[0] / 2
 
