@@ -33,7 +33,7 @@ from tests.pages import (
 )
 from typer.main import get_command
 
-from sordino.accounting.pld.loss_grid import gaussian_epsilon
+from sordino.accounting.pld import gaussian_epsilon
 from sordino.cli import app
 from sordino.codec import Part
 

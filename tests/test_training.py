@@ -18,10 +18,10 @@ from torch import nn
 
 import sordino
 from sordino.accounting import accountant
-from sordino.accounting.delta import default_delta
+from sordino.accounting.accountant import default_delta
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.engines.paths import choose_path
+from sordino.engines.objectives import choose_path
 from sordino.errors import ConfigError, DataError, EngineError
 from sordino.loop import Tally, run
 from sordino.parts.encoding import Clip, LaplacianSmoothing
@@ -257,9 +257,7 @@ def test_a_large_delta_is_refused_unless_overridden() -> None:
 
 def test_an_engine_that_cannot_keep_the_promise_is_refused() -> None:
     class Open(InProcess):
-        @property
-        def offers(self) -> frozenset[str]:
-            return frozenset()
+        offers = frozenset[str]()
 
     with pytest.raises(EngineError, match="secure_sum"):
         sordino.train(plan(release=NoiseShares(1.0, 2)), task(), engine=Open())

@@ -1,4 +1,4 @@
-"""What each way of computing clients gains: the table of sordino/engines/paths.py, measured on this machine.
+"""What each way of computing clients gains: the table of sordino/engines/objectives.py, measured on this machine.
 
 CPU seconds of one round of local work by one way over those by another, taken in turns, the least of several.
 """
@@ -16,11 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from sordino.data.clients import Clients, Records
-from sordino.engines.dense_clients import DenseClients
+from sordino.engines.dense_clients import DenseClients, LinearClients
 from sordino.engines.inprocess import InProcessWorker
-from sordino.engines.linear_clients import LinearClients
-from sordino.engines.objectives import ManyClients, OneClient
-from sordino.engines.paths import PATHS, ExecutionPath
+from sordino.engines.objectives import PATHS, ExecutionPath, ManyClients, OneClient
 from sordino.parts.encoding import Public
 from sordino.parts.gradients import Objective
 from sordino.parts.record_samplers import FixedRecords
@@ -123,21 +121,6 @@ def rows(turns: int) -> None:
             (f"{name}: vmap, one at a time", fed, own, ManyClients, OneClient, 40, True, False),
             (f"{name} silos: dense, vmap", silo, own, DenseClients, ManyClients, 40, True, True),
         ]
-    for channels, side in (((1, 33, 57), 28), ((3, 33, 57), 32), ((1, 37, 45), 28), ((3, 45, 91), 32)):
-        own = cnn(channels, 5, side)
-        plain: Make = lambda given: OneClient(given, False)  # noqa: E731
-        cases.append(
-            (
-                f"CNN {channels}, 5 x 5, {side}: Winograd, torch",
-                averaging(1, 32),
-                own,
-                OneClient,
-                plain,
-                1,
-                False,
-                False,
-            )
-        )
     own = cnn((1, 19, 37), 5, 28)
     cases.append(
         ("CNN silo: one pass, each record alone", silos(1, 32, 96), own, OneClient, each_alone, 1, False, False)

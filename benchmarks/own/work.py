@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sordino.cli.calculator import Question, answer
+from sordino.cli.planning import epsilon_of
 from sordino.data.clients import Clients, Records
 from sordino.dpsgd import make_private
 from sordino.loop import run
@@ -91,16 +91,7 @@ def accounting() -> Once:
 
     def ask() -> object:
         noise_multiplier = 1.0 + 1e-3 * next(times)
-        return answer(
-            Question(
-                sampler="poisson",
-                population=10000,
-                cohort=100,
-                rounds=1000,
-                noise_multiplier=noise_multiplier,
-                delta=1e-5,
-            )
-        )
+        return epsilon_of("poisson", 10000, 1000, 1e-5, cohort=100, noise_multiplier=noise_multiplier)
 
     return ask
 

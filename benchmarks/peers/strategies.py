@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from federated import HERE, spoken
 
-from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.accounting.sensitivity import Patterns
 from sordino.parts.strategies import Banded, BandedSquareRoot
 from sordino.parts.strategies import BufferedToeplitz, Strategy
 

@@ -1,4 +1,4 @@
-"""Everything Sordino raises on purpose.
+"""Exceptions of this package, and short reprs for their sentences. Used everywhere.
 
     SordinoError
     ├── UserError               a mistake in the input: exit code 2, one sentence
@@ -24,11 +24,11 @@ from __future__ import annotations
 import reprlib
 from typing import Any
 
-LONGEST = 600  # characters of what was found, of what is needed and of the fix: a sentence, whatever the file
+LONGEST = 600  # characters of each of found, needed and fix
 
 
 class _Short(reprlib.Repr):
-    """repr of anything, in one line that is never long; of an integer too long to print, its size."""
+    """Short repr of any value in one line; a very long integer is replaced by its number of bits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,16 +43,16 @@ brief_repr = _Short().repr
 
 
 def shorten(text: str) -> str:
-    """The text, with its middle left out if it is long."""
+    """Return the text without its middle if it is longer than `LONGEST` characters."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 105]} ... {text[-100:]}"
 
 
 class SordinoError(Exception):
-    """Root of the tree."""
+    """Base of all exceptions of this package."""
 
 
 class UserError(SordinoError):
-    """A mistake in the input: `found`, `needed`, `fix`, said in one sentence."""
+    """A mistake in the input, as one sentence: what was found, what is needed, how to fix it."""
 
     def __init__(self, found: str, needed: str = "", fix: str = "") -> None:
         self.found, self.needed, self.fix = found, needed, fix
@@ -81,7 +81,7 @@ class PlanError(UserError):
 
 
 class PartError(UserError):
-    """A part of another package that failed in a run, or returned what it must not. What was charged stays charged."""
+    """A user's part that failed in a run, or returned an invalid value. Charged rounds stay charged."""
 
     def __init__(self, found: str, needed: str = "") -> None:
         fix = "mend it; what was charged stays charged, and the folder goes on with --resume where the code is the same"
@@ -89,7 +89,7 @@ class PartError(UserError):
 
 
 class StorageError(UserError):
-    """The disk or the memory failed a run; the sentence says what is safe and how to go on."""
+    """A full disk or memory, or a folder that cannot be written; the sentence says how to continue."""
 
 
 class EngineError(UserError):
@@ -105,7 +105,7 @@ class UnreachableError(UserError):
 
 
 class BudgetError(SordinoError):
-    """A round that would overspend a budget; nothing of it was released. `refused`: which round, of which cohort."""
+    """A round that would overspend a budget; nothing of it was released. `refused` is its round and cohort."""
 
     def __init__(self, said: str, refused: Any = None) -> None:
         self.refused = refused
@@ -117,7 +117,7 @@ class DivergedError(SordinoError):
 
 
 class QuorumError(SordinoError):
-    """A round that stayed void, however often it was asked for. `collected` is what came of it: it is settled."""
+    """A round that too few clients answered in all tries. `collected` holds the answers and receipts that came."""
 
     def __init__(self, what: str, collected: Any = None) -> None:
         self.collected = collected
@@ -127,7 +127,7 @@ class QuorumError(SordinoError):
 class RankError(SordinoError):
     """A process of a distributed run ended early. What was charged stays charged, and the checkpoint is whole.
 
-    `lost`: it was another process than this one. `said`: another process has printed the sentence already.
+    `lost`: another process than this one ended. `said`: another process has printed the sentence already.
     """
 
     def __init__(self, what: str, *, lost: bool = False, said: bool = False) -> None:
@@ -136,7 +136,7 @@ class RankError(SordinoError):
 
 
 class Stopped(SystemExit):
-    """The process was asked to end (SIGTERM, SIGHUP): met as an interrupt is, with the shell's exit code."""
+    """Exit after SIGTERM or SIGHUP: files and processes are cleaned up first, and the exit code is the shell's."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -147,4 +147,4 @@ class CertificateError(SordinoError):
 
     def __init__(self, field: str, message: str) -> None:
         self.field = field
-        super().__init__(message if len(message) <= 600 else f"{message[:300]} ... {message[-200:]}")
+        super().__init__(shorten(message))

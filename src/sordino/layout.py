@@ -1,14 +1,14 @@
-"""The model as one flat vector: where each named tensor lies, and which entries are trained.
+"""The model as one flat vector: positions of its tensors, and which entries are trained. Used by engines and parts.
 
 Order: trainable parameters in the module's order, then floating-point buffers (they are uploaded too, so they are
 clipped too). Integer buffers, buffers that no checkpoint keeps (persistent=False: constants, as the frequencies of a
-rotary embedding) and frozen parameters are not aggregated: whoever changes one of them while it trains is refused.
+rotary embedding) and frozen parameters are not aggregated: a module that changes them while it trains is refused.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -20,69 +20,72 @@ from sordino.errors import DataError
 
 @dataclass(frozen=True)
 class Slot:
-    """One named tensor's place in the vector."""
+    """Position of one named tensor in the vector."""
 
     name: str
     shape: torch.Size
     start: int
+    stop: int
     trainable: bool
-
-    @property
-    def stop(self) -> int:
-        return self.start + prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Flat vector <-> named tensors."""
+    """Positions of all named tensors of a model in its flat vector."""
 
     slots: tuple[Slot, ...]
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
         """The layout of a module's trainable parameters and floating-point buffers."""
-        slots: list[Slot] = []
-        for name, tensor, trainable in _named(model):
-            start = slots[-1].stop if slots else 0
-            slots.append(Slot(name, tensor.shape, start, trainable))
-        if not any(slot.trainable for slot in slots):
+        found = cls.of_shapes((name, tensor.shape, trainable) for name, tensor, trainable in _named(model))
+        if not any(slot.trainable for slot in found.slots):
             fix = "adapters of peft: inference_mode=False, or PeftModel.from_pretrained(..., is_trainable=True)"
             raise DataError("a model with no trainable parameter", "at least one parameter with requires_grad", fix)
+        return found
+
+    @classmethod
+    def of_shapes(cls, tensors: Iterable[tuple[str, torch.Size, bool]]) -> Layout:
+        """The layout of tensors (name, shape, whether it is trained), one after the other."""
+        slots: list[Slot] = []
+        for name, shape, trainable in tensors:
+            start = slots[-1].stop if slots else 0
+            slots.append(Slot(name, shape, start, start + prod(shape), trainable))
         return cls(tuple(slots))
 
     @property
     def size(self) -> int:
-        """Length of the vector."""
         return self.slots[-1].stop
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Entries of every tensor, in order."""
         return tuple(slot.stop - slot.start for slot in self.slots)
 
     @property
     def trainable(self) -> int:
-        """How many entries, from the front, are trained (the rest are buffers)."""
+        """Number of trained entries; they are at the front, and the rest are buffers."""
         return max(slot.stop for slot in self.slots if slot.trainable)
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Named views of [d] or [m, d]: [*shape] or [m, *shape]."""
         return {s.name: rows[..., s.start : s.stop].view((*rows.shape[:-1], *s.shape)) for s in self.slots}
 
+    def rows(self, named: Mapping[str, Tensor], count: int) -> Tensor:
+        """Rows [count, d] of named tensors [count, *shape]: the inverse of `views`."""
+        return torch.cat([named[slot.name].reshape(count, -1) for slot in self.slots], dim=1)
+
     def tensors(self, model: nn.Module) -> list[Tensor]:
-        """A module's tensors that lie in the vector, in its order."""
         return [tensor for _, tensor, _ in _named(model)]
 
     def flatten(self, model: nn.Module) -> Tensor:
-        """A module's vector, as a copy."""
+        """Copy a module's tensors into a new vector."""
         return torch.cat([tensor.detach().reshape(-1) for _, tensor, _ in _named(model)])
 
     def load(self, model: nn.Module, vector: Tensor) -> None:
         """Copy a vector into a module."""
-        views = self.views(vector)
         with torch.no_grad():
-            for name, tensor, _ in _named(model):
-                tensor.copy_(views[name])
+            for slot, (_, tensor, _) in zip(self.slots, _named(model), strict=True):
+                tensor.copy_(vector[slot.start : slot.stop].view(slot.shape))
 
     def bind(self, model: nn.Module, vector: Tensor, gradient: Tensor, channels_last: bool = True) -> None:
         """Make the module's tensors views of `vector`, and its gradients views of `gradient`."""
@@ -121,20 +124,15 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             yield name, parameter, True
-    constant = constants(model)
+    parts = model.named_modules()
+    constant = {f"{path}.{name}" if path else name for path, part in parts for name in part._non_persistent_buffers_set}
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and name not in constant:
             yield name, buffer, False
 
 
-def constants(model: nn.Module) -> set[str]:
-    """Names of the buffers that no checkpoint keeps."""
-    parts = model.named_modules()
-    return {f"{path}.{name}" if path else name for path, part in parts for name in part._non_persistent_buffers_set}
-
-
 def copied(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
-    """A deep copy, but for what is `shared`; what hooks compute from parameters (old weight norm) comes as numbers."""
+    """Deep copy of a module that shares the tensors in `shared`; tensors computed by hooks are copied as constants."""
     held = [value for part in model.modules() for value in vars(part).values() if isinstance(value, Tensor)]
     plain = {id(value): value.detach().clone() for value in held if not value.is_leaf}
     return copy.deepcopy(model, plain | {id(value): value for value in shared})

@@ -21,8 +21,11 @@ from typing import Any
 
 
 def exports(package: str, file: str) -> tuple[list[str], Callable[[str], Any]]:
-    """`__all__` and `__getattr__` of a package, read off the TYPE_CHECKING imports of its `__init__` file."""
-    homes = _homes(Path(file))
+    """Return `__all__` and `__getattr__` of a package, from the TYPE_CHECKING imports of its `__init__` file."""
+    tree = ast.parse(Path(file).read_text("utf-8"))
+    blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imports = [line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom)]
+    homes = {one.asname or one.name: (str(line.module), one.name) for line in imports for one in line.names}
 
     def load(name: str) -> Any:
         if name not in homes:
@@ -33,11 +36,3 @@ def exports(package: str, file: str) -> tuple[list[str], Callable[[str], Any]]:
         return value
 
     return sorted(homes), load
-
-
-def _homes(file: Path) -> dict[str, tuple[str, str]]:
-    """Public name -> (module, name in it)."""
-    tree = ast.parse(file.read_text("utf-8"))
-    blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    imports = [line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom)]
-    return {a.asname or a.name: (str(line.module), a.name) for line in imports for a in line.names}

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from sordino import codec
+from sordino.data.clients import Records
 from sordino.engines.base import ClientJob, Collected, Engine, Receipt, Worker
-from sordino.engines.checks import check_gradients, check_records
-from sordino.engines.client_state import of_release, personal_metrics
-from sordino.engines.inprocess import InProcess, public_update
-from sordino.engines.prepare import BEFORE, begin, check_prepared
+from sordino.engines.checks import BEFORE, check_gradients, check_prepared, check_records, prepare_columns
+from sordino.engines.inprocess import InProcess, public_update, states_by_client
 from sordino.errors import ConfigError, DataError, DivergedError, EngineError, QuorumError
 from sordino.layout import Layout
 from sordino.ledger.budget import Filter
@@ -29,25 +28,25 @@ from sordino.parts.releases import on_grid
 from sordino.parts.samplers import Cohort, separation_guard
 from sordino.plan import BROADCAST, NOISE, Plan, State
 from sordino.rng import Mode, Seeded, Streams
-from sordino.task import Task
+from sordino.task import Task, evaluate
 
 
 class Charges(Protocol):
-    """Where a round, or what is released before the first (`BEFORE`), is written down before it can be seen."""
+    """Ledger to which a round, or the preparations (`BEFORE`), is charged before anything of it is released."""
 
     def charge(self, t: int, cohort: Cohort | None) -> None: ...
 
 
 @runtime_checkable
 class ReceiptLog(Protocol):
-    """Charges that are told what became of a round whose clients are elsewhere."""
+    """Charges that also record refusals and receipts of a round whose clients are on other machines."""
 
     def settle(self, refused: tuple[int, ...], receipts: tuple[Receipt, ...]) -> None: ...
 
 
 @dataclass(frozen=True)
 class RoundReceipts:
-    """What is known after so many charges: who of the last cohort refused, and what silos say that they have paid."""
+    """Refusals of the last cohort, and receipts of silos, after the first `after` charges of a run."""
 
     after: int
     refused: tuple[int, ...] = ()
@@ -57,10 +56,10 @@ class RoundReceipts:
 @codec.hides_values
 @dataclass
 class Tally:
-    """Charges kept in memory: how many releases, and, where the cohort is seen anyway, who was in them."""
+    """Charges in memory: the rounds released and, where the cohort is public or released, their cohorts."""
 
     rounds: list[int] = field(default_factory=list)
-    prepared: int = 0  # times that the plan's preparations were released
+    prepared: int = 0  # number of releases of the plan's preparations
     cohorts: list[Cohort] = field(default_factory=list)
     settled: list[RoundReceipts] = field(default_factory=list)
 
@@ -79,7 +78,7 @@ class Tally:
 @codec.hides_values
 @dataclass(frozen=True)
 class Round:
-    """One round, done. `diagnostics` come from unreleased data: for simulation, never for release."""
+    """Result of one round. `diagnostics` come from unreleased data: for simulation, never for release."""
 
     t: int
     state: State
@@ -98,7 +97,7 @@ def check(plan: Plan, task: Task, engine: Engine) -> None:
 
 
 def check_train_metrics(asked: bool | None, mode: Mode) -> None:
-    """Figures of private records have no place beside a release."""
+    """Refuse metrics of the clients' own records, which are not private, in a run for release."""
     if asked and mode != "simulation":
         found = f"train_metrics = true in a run whose noise is {mode}"
         needed = "figures of public records only: those of the clients' own are not private"
@@ -113,7 +112,7 @@ def check_population(plan: Plan, population: int) -> None:
 
 
 def check_needs(plan: Plan, public: bool, engine: Engine) -> None:
-    """Refuse an engine or a task without what the plan needs, before any data is read."""
+    """Refuse a plan that needs more than the engine and the task's public data offer, before any data is read."""
     plan.check_fitted()
     if plan.mask is not None and plan.mask.source.needs_public_data and not public:
         raise DataError("a mask from public records and a task without any", "Task(..., public=records)")
@@ -127,27 +126,18 @@ def check_needs(plan: Plan, public: bool, engine: Engine) -> None:
 
 
 def run(
-    plan: Plan,
-    task: Task,
-    *,
-    engine: Engine | None = None,
-    streams: Streams | None = None,
-    charges: Charges | None = None,
-    state: State | None = None,
-    budget: Filter | None = None,
-    eval_every: int = 1,
-    train_metrics: bool = False,
-    announce: Callable[[dict[str, str | int]], None] | None = None,
-    checked: bool = False,
-) -> Generator[Round, None, None]:
-    """Run the plan from `state` to its last round; yields every round as a frozen value.
+    plan: Plan, task: Task, *, engine: Engine | None = None, streams: Streams | None = None,
+    charges: Charges | None = None, state: State | None = None, budget: Filter | None = None, eval_every: int = 1,
+    train_metrics: bool = False, announce: Callable[[dict[str, str | int]], None] | None = None, checked: bool = False,
+) -> Generator[Round, None, None]:  # fmt: skip
+    """Run the plan from `state` to its last round; yield every round as a frozen value.
 
-    `announce` is told before the first round how the engine works: path, device, how many clients at once.
-    With `train_metrics`, what is evaluated is evaluated on the clients' own records too, among the diagnostics: they
-    are NOT private, so a run whose noise is for release refuses them.
-    Under noise that rounds share, whoever comes too early is left out (`parts.separation`).
-    `checked`: the caller has called `check` on the same values already, before it wrote or charged anything.
-    With a `budget`, a round in which somebody would overspend is not run: `BudgetError`, before anything of it exists.
+    `announce` receives the engine's header (path, device, clients at once) before the first round.
+    `train_metrics` adds metrics of the clients' own records to the diagnostics: they are NOT private, so a run whose
+    noise is for release refuses them. Under noise that rounds share, clients that come too early are left out
+    (`parts.separation`). `checked`: the caller has called `check` on the same values already, before it wrote or
+    charged anything. With a `budget`, a round in which somebody would overspend is not run: `BudgetError`, before
+    anything of it exists.
     """
     engine, streams, charges = engine or InProcess(), streams or Seeded(0), charges or Tally()
     if not checked:
@@ -156,10 +146,12 @@ def run(
     check_gradients(task)
     if train_metrics and task.clients.here is not None:
         raise ConfigError("train_metrics = true where the clients' records are elsewhere", "a simulation", "drop it")
-    first = state or State.initial(plan, task.layout.flatten(task.model))
-    task, state = begin(plan, task, streams, charges.charge, first)
+    state = state or State.initial(plan, task.layout.flatten(task.model))
+    if plan.prepare:
+        task, state = prepare_columns(plan, task, streams, charges.charge, state)
     worker, layout = engine.prepare(plan, task, streams), task.layout
-    worker.load_client_state(state.secret_state)
+    if state.secret_state:
+        worker.load_client_state(state.secret_state)
     guard = separation_guard(plan.clients, plan.release, plan.rounds, streams, state.t)
     try:
         for t in range(state.t, plan.rounds):
@@ -176,20 +168,20 @@ def run(
                 budget.add_receipts(collected.refused, [(one.client, one.charges) for one in collected.receipts], t)
             check_finite(state)
             due, result = t + 1 == plan.rounds or (t + 1) % eval_every == 0, plan.server.result(state.memory)
-            shared = worker.evaluate(result) if due else {}
-            metrics = task.evaluate(result) if shared is None else shared
+            metrics = worker.evaluate(result) if due else {}
+            metrics = task.evaluate(result) if metrics is None else metrics
             own = task.evaluate_clients(result) if due and train_metrics else {}
             if due and streams.mode == "simulation" and (train_metrics or task.client_test is not None):
                 own |= personal_metrics(plan, task, state, result, train_metrics)
-            spent, void = time.perf_counter() - began, not plan.release.accepts(collected.received)
-            yield Round(t, state, metrics, {**collected.diagnostics, **own}, spent, void)
+            seconds, void = time.perf_counter() - began, not plan.release.accepts(collected.received)
+            yield Round(t, state, metrics, {**collected.diagnostics, **own}, seconds, void)
             check_layout(task, layout)
     finally:
         worker.close()
 
 
 def check_layout(task: Task, layout: Layout) -> None:
-    """Refuse a model of which other tensors are to be trained than the run began with: they would get these weights."""
+    """Refuse a model whose trained tensors were changed since the run began: they would get these weights."""
     if task.layout != layout:
         found = "a model whose requires_grad, or whose tensors, were changed between two rounds"
         fix = "bring them back and resume; to train others too, begin another run with init= the weights of this one"
@@ -197,7 +189,7 @@ def check_layout(task: Task, layout: Layout) -> None:
 
 
 def check_finite(state: State) -> None:
-    """Stop at a model that is not finite: nothing can be learnt from it, and a checkpoint of it would keep it so."""
+    """Stop a run whose server state holds NaN or infinity, before it is written to a checkpoint."""
     for name, tensor in state.memory.items():
         if tensor.is_floating_point() and not math.isfinite(float(tensor.sum())) and not bool(tensor.isfinite().all()):
             raise DivergedError(
@@ -209,7 +201,7 @@ def check_finite(state: State) -> None:
 def one_round(
     plan: Plan, task: Task, worker: Worker, streams: Streams, charges: Charges, state: State, cohort: Cohort
 ) -> tuple[State, Collected]:
-    """Charge, collect, release, step."""
+    """Charge, collect, release and step; return the next state, and the sum with its diagnostics."""
     t, release = state.t, plan.release
     seen = cohort if release.sees_cohort else None
     if release.local:
@@ -218,42 +210,35 @@ def one_round(
     public = plan.public(t, len(start), state.public_state, lambda: public_update(plan, task, streams, start, t))
     try:
         collected = worker.collect(ClientJob(public, start, cohort))
-    except QuorumError as error:  # messages may have left: what they have cost is written down
+    except QuorumError as error:  # messages may have left their clients: their receipts are recorded
         _settle(plan, charges, error.collected, charged=release.local)
         raise
     collected.check(plan, len(start), cohort)
-    missing = len(cohort) - collected.received
+    missing, diagnostics = len(cohort) - collected.received, dict(collected.diagnostics)
     if missing and not collected.deployed:
-        collected = replace(collected, diagnostics={**collected.diagnostics, "missing_clients": float(missing)})
+        diagnostics["missing_clients"] = float(missing)
     if not release.local:
         charges.charge(t, seen)
     _settle(plan, charges, collected, charged=True)
-    return released(plan, task, streams, state, public, collected, cohort)
-
-
-def _settle(plan: Plan, charges: Charges, collected: Collected, *, charged: bool) -> None:
-    """Of a round elsewhere, who refused and what was paid; a refusal takes back a charge, if there was one."""
-    if collected.deployed and plan.cohort_is_public and isinstance(charges, ReceiptLog):
-        charges.settle(tuple(sorted(collected.refused)) if charged else (), collected.receipts)
-
-
-def released(
-    plan: Plan, task: Task, streams: Streams, state: State, public: Public, collected: Collected, cohort: Cohort
-) -> tuple[State, Collected]:
-    """From the sum to the next state, and what an onlooker who must not exist would have seen."""
     after, encoded = advanced(plan, task.layout, streams, state, public, collected, cohort)
     if collected.client_state:
         after = replace(after, secret_state=after.secret_state | collected.client_state)
-    if encoded is None or collected.deployed or collected.noised:
-        return after, collected
-    clean = collected.total / plan.release.denominator(plan.clients.expected, collected.received)
-    return after, replace(collected, diagnostics={**collected.diagnostics, **of_release(clean, encoded)})
+    if encoded is not None and not collected.deployed and not collected.noised:
+        clean = collected.total / release.denominator(plan.clients.expected, collected.received)
+        diagnostics |= release_figures(clean, encoded)
+    return after, replace(collected, diagnostics=diagnostics)
+
+
+def _settle(plan: Plan, charges: Charges, collected: Collected, *, charged: bool) -> None:
+    """Record refusals and receipts of a deployed round; a refusal takes back a charge, if there was one."""
+    if collected.deployed and plan.cohort_is_public and isinstance(charges, ReceiptLog):
+        charges.settle(tuple(sorted(collected.refused)) if charged else (), collected.receipts)
 
 
 def advanced(
     plan: Plan, layout: Layout, streams: Streams, state: State, public: Public, collected: Collected, cohort: Cohort
 ) -> tuple[State, Tensor | None]:
-    """Noise, decode, post-process, step: the next state, and what was released (None: a void round)."""
+    """Noise, decode, post-process and step; return the next state and the encoded release (None: a void round)."""
     t = state.t
     if not plan.release.accepts(collected.received):
         return replace(state, t=t + 1), None
@@ -272,7 +257,7 @@ def advanced(
 def noised_mean(
     plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int, memory: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The sum, noised, over a public number: what is released, still encoded; and what the noise remembers."""
+    """Return the noised sum over a public denominator, still encoded, and the noise state for later rounds."""
     total, noise = noised_sum(plan, collected, cohort, streams, t, memory)
     return (total / plan.release.denominator(plan.clients.expected, collected.received)).to(torch.float32), noise
 
@@ -280,16 +265,50 @@ def noised_mean(
 def noised_sum(
     plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int, memory: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The sum, noised; for release on a public grid."""
+    """Return the noised sum, in secure mode rounded to a public grid, and the noise state for later rounds."""
     release, came = plan.release, collected.participants(cohort)
-    silent = came[:0] if collected.noised else came  # whose noise is still to be drawn
+    silent = came[:0] if collected.noised else came  # clients whose noise is still to be drawn
     total, noise = release.noised(collected.total, silent, partial(streams.at, t), memory)
     return (on_grid(total, release.noise_std(came, t)) if streams.mode == "secure" else total), noise
 
 
 def mean_std(plan: Plan, cohort: Cohort, received: int, public: Public) -> NoiseStd:
-    """Standard deviation of the noise in every coordinate of the decoded mean, followed step by step: public."""
+    """Public standard deviation of the noise in every coordinate of the decoded mean, followed step by step."""
     std: NoiseStd = plan.release.noise_std(cohort, public.t) / plan.release.denominator(plan.clients.expected, received)
     for step in reversed(plan.encode):
         std = step.decoded_noise_std(std, public)
     return std * plan.local.unit(public)
+
+
+# ---- diagnostics: NOT private, for simulation ------------------------------------------------------------------------
+
+
+def personal_metrics(plan: Plan, task: Task, state: State, model: Tensor, train: bool) -> dict[str, float]:
+    """Metrics of personal models, each on its own client's rows, averaged over clients. NOT private.
+
+    personal_accuracy, personal_loss, ... on the rows of `Task.client_test`; with `train`, personal_train_accuracy, ...
+    on the clients' own training rows. Empty where the local solver has no `personal_model`.
+    """
+    sums: dict[str, list[float]] = {}
+    for client, own in states_by_client(state.secret_state).items():
+        personal = plan.local.personal_model(model, own, task.layout)
+        if personal is None:
+            return {}
+        module = task.at(personal)
+        for name, held in (("personal", task.client_test), ("personal_train", task.clients if train else None)):
+            if held is not None and held.size(client):
+                rows = torch.from_numpy(held.rows(client))
+                found = evaluate(module, Records(held.records.x[rows], held.records.y[rows]), task.program.losses)
+                for figure in found.keys() & {"accuracy", "rmse", "loss"}:
+                    sums.setdefault(f"{name}_{figure}", []).append(found[figure])
+    return {name: sum(values) / len(values) for name, values in sorted(sums.items())}
+
+
+def release_figures(clean: Tensor, noised: Tensor) -> dict[str, float]:
+    """Signal-to-noise ratio of a round's mean, and its cosine with the noised mean. NOT private."""
+    noise = float((noised.double() - clean).norm())
+    signal, length = float(clean.norm()), float(noised.norm())
+    if not (signal and length):
+        return {}
+    cosine = float(clean @ noised.double()) / (signal * length)
+    return {"cosine": cosine} | ({"signal_to_noise": signal / noise} if noise > 1e-6 * signal else {})

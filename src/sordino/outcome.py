@@ -1,4 +1,4 @@
-"""What a run leaves: lines of history, the model, what was declared public, and the counts that a cost needs."""
+"""Results of a run: lines of history, the model, and counts of charges for its cost. Used by runs/ and training.py."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino.accounting.composition import repeated_rounds
-from sordino.certificate.facts import WEIGHTS, Declared, Facts
+from sordino.certificate.facts import Facts
 from sordino.data.clients import unwrapped_model
-from sordino.data.lineage import declared_frozen, file_metadata
+from sordino.data.lineage import file_metadata
 from sordino.errors import DataError
-from sordino.ledger.charges import ClientCharges
+from sordino.ledger.budget import ClientCharges
 from sordino.loop import Round, RoundReceipts
 from sordino.parts.samplers import NO_RANDOMNESS, Cohort
 from sordino.plan import Plan, State
@@ -28,24 +28,12 @@ from sordino.rng import Mode
 from sordino.task import Task
 
 _LOG = logging.getLogger("sordino")
-DIAGNOSTIC = "diagnostic, not private"  # the key in history under which figures of unreleased data stand
-_NO_FIGURES = ("round", "void", DIAGNOSTIC)  # of a line of history
-
-
-def declared_public(task: Task) -> tuple[Declared, ...]:
-    """The rows, values and weights of a task that are public, each by the word of whoever brought them."""
-    given = (
-        (task.test, task.source.rows, task.source.by),
-        (task.public, "rows", "the caller: public of it"),
-    )
-    rows = [Declared(len(rows), what, by) for rows, what, by in given if rows is not None]
-    init = task.init
-    first = () if init is None else (Declared(init.numbers, WEIGHTS, f"the user: init = {init.file}", init.sha256),)
-    return (*rows, *task.source.values, *first, *declared_frozen(unwrapped_model(task.model)))
+DIAGNOSTIC = "diagnostic, not private"  # key in history of figures of unreleased data
+_NO_FIGURES = ("round", "void", DIAGNOSTIC)  # keys of a history line
 
 
 def history_line(done: Round) -> dict[str, Any]:
-    """A round as one line of history: public figures, and diagnostics marked as not private."""
+    """One line of history for a round: public figures, and diagnostics marked as not private."""
     line: dict[str, Any] = {"round": done.t + 1, **done.metrics}
     if done.void:
         line["void"] = True
@@ -53,39 +41,39 @@ def history_line(done: Round) -> dict[str, Any]:
 
 
 def releasable(line: dict[str, Any], noise: Mode) -> dict[str, Any]:
-    """What of a line is written: diagnostics of a run for release are shown to whoever runs it, and never kept."""
+    """The part of a history line that may be written: diagnostics of a run for release are shown, never stored."""
     return {name: value for name, value in line.items() if noise == "simulation" or name != DIAGNOSTIC}
 
 
 def last_figures(history: list[dict[str, Any]]) -> dict[str, float] | None:
-    """The newest figures on public rows; None if there are none."""
-    told = ({name: line[name] for name in line if name not in _NO_FIGURES} for line in reversed(history))
-    return next((figures for figures in told if figures), None)
+    """Latest figures of public rows in a history; None if there are none."""
+    lines = ({name: line[name] for name in line if name not in _NO_FIGURES} for line in reversed(history))
+    return next((figures for figures in lines if figures), None)
 
 
 def warn_if_no_update(history: list[dict[str, Any]]) -> None:
-    """Say so where no client's update was other than zero: the weights moved by noise alone."""
+    """Warn where every client's update was zero, so that noise alone moved the weights."""
     norms = [line.get(DIAGNOSTIC, {}).get("update_norm_mean") for line in history]
     if norms and all(norm == 0.0 for norm in norms):
         _LOG.warning("In no round was a client's update other than zero: what moved, noise has moved. Look at lr.")
 
 
 def final_model(plan: Plan, task: Task, state: State) -> nn.Module:
-    """A copy of the module that the task was made with, holding the result of the run."""
+    """Copy of the task's module with the weights that the run ended with."""
     model = copy.deepcopy(task.model)
     task.layout.load(model, plan.server.result(state.memory))
     return unwrapped_model(model).eval()
 
 
 def model_bytes(model: nn.Module) -> bytes:
-    """The model as a safetensors file; of one that is frozen in parts, only what was trained."""
+    """Return the model as a safetensors file, without frozen parameters."""
     fixed = _frozen_names(model)
     state = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items() if name not in fixed}
     return safetensors.torch.save(state, metadata=file_metadata(model) or None)
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """What `model_bytes` has stored, into a module of the same kind; what is frozen there stays as it is."""
+    """Load weights that `model_bytes` stored into a module of the same kind; frozen parameters stay as they are."""
     own = unwrapped_model(model)
     lacking = own.load_state_dict(dict(weights), strict=False)
     wrong = [*lacking.unexpected_keys, *(name for name in lacking.missing_keys if name not in _frozen_names(own))]
@@ -99,14 +87,14 @@ def _frozen_names(model: nn.Module) -> set[str]:
 
 
 def model_digest(model: nn.Module) -> str:
-    """sha256 of the safetensors file."""
+    """SHA-256 of the model's safetensors file."""
     return hashlib.sha256(model_bytes(model)).hexdigest()
 
 
 def facts_of_charges(
     plan: Plan, rounds: list[int], cohorts: list[Cohort], facts: Facts, settled: Sequence[RoundReceipts] = ()
 ) -> Facts:
-    """The facts with what was charged; who was in how many rounds only where the cohort is seen by design."""
+    """Add the charges to the facts; participation by client only where the cohort is public or released."""
     again = repeated_rounds(rounds)
     facts = replace(facts, charged=len(rounds), repeats=len(again), repeated=again)
     if not settled and (not cohorts or not plan.clients.random):
@@ -123,29 +111,24 @@ def facts_of_charges(
 
 
 def _asked_once(plan: Plan, rounds: list[int], cohorts: list[Cohort]) -> NDArray[np.int64]:
-    """In how many different rounds every client was asked."""
+    """Number of different rounds in which each client was sampled."""
     if not plan.clients.random:
         cohorts = [plan.clients.draw(t, NO_RANDOMNESS) for t in rounds]
     asked = {(t, int(client)) for t, cohort in zip(rounds, cohorts, strict=True) for client in cohort}
     return np.bincount([client for _, client in asked], minlength=plan.clients.population)
 
 
-def spent(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[RoundReceipts]) -> NDArray[np.int64]:
-    """How often every client was charged; without a word of the silos, how often it was asked."""
-    return count_charges(plan, rounds, cohorts, settled).total
-
-
 def count_charges(
     plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[RoundReceipts]
 ) -> ClientCharges:
-    """Every charge of the chain and what silos said of it, counted by client and by release."""
+    """Count all charges, with the silos' receipts and refusals, by client and by release."""
     known = ClientCharges.of(plan) if settled else replace(ClientCharges.of(plan), replays=False)
     replay_charges(plan, rounds, cohorts, settled, known)
     return known
 
 
 class ChargeListener(Protocol):
-    """Whoever is told of charges, and of what became of them, in the order in which it was."""
+    """Receiver of charges, refusals and receipts in the order in which they happened."""
 
     def ask(self, cohort: Cohort, t: int) -> None: ...
     def add_receipts(self, refused: Iterable[int], charged: Iterable[tuple[int, int]], t: int) -> None: ...
@@ -154,7 +137,7 @@ class ChargeListener(Protocol):
 def replay_charges(
     plan: Plan, rounds: Sequence[int], cohorts: Sequence[Cohort], settled: Sequence[RoundReceipts], who: ChargeListener
 ) -> None:
-    """Every charge, and after it what silos said of it."""
+    """Send every charge, and after it the silos' refusals and receipts, to a listener."""
     if not plan.clients.random:
         cohorts = [plan.clients.draw(t, NO_RANDOMNESS) for t in rounds]
     notes, asked = list(settled), list(zip(rounds, cohorts, strict=True))

@@ -1,4 +1,4 @@
-"""`Plan`, an algorithm as one frozen value, and `State`, what a run remembers between two rounds.
+"""`Plan`, an algorithm as one frozen value, and `State`, the checkpoint between two rounds.
 
 Recipes and configuration files build a plan; the loop runs it and accounting computes its cost, both from this value.
 """
@@ -24,12 +24,13 @@ from sordino.accounting.composition import (
     with_preparations,
 )
 from sordino.accounting.events import has_bound, no_bound
-from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.accounting.sensitivity import Patterns
 from sordino.codec import check_parts, digest
 from sordino.errors import PlanError, brief_repr
 from sordino.parts.encoding import Clip, Noised, Postprocess, Public, Step
 from sordino.parts.local_solvers import LocalSolver
 from sordino.parts.mechanisms import Preparation
+from sordino.parts.record_samplers import RecordSampler
 from sordino.parts.releases import Release
 from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule, at, finite, positive
@@ -43,7 +44,7 @@ NOISE = "noise."  # in `State.secret_state`: what the release remembers of its n
 
 
 class _Cache:
-    """The slot for a computed forecast: not a field, so it is neither compared nor written."""
+    """Slot for the computed forecast, which is no field: it is neither compared nor written."""
 
     __slots__ = ("_forecast",)
     _forecast: Cost
@@ -77,14 +78,15 @@ class Plan(_Cache):
         self.local.check_rounds(self.rounds)
         self.release.check(self.bound)
         self.release.check_sampler(self.clients)
-        self._check_records()
+        if self.local.reads is not None:
+            self._check_records(self.local.reads)
         self.server.check_rounds(self.rounds)
         self._check_steps()
         lines = self.forecast.lines if self.release.is_fitted(self.rounds) else ()
         for event, relation in ((event, line.relation) for line in lines for event, _ in line.entries):
             if not has_bound(event, relation):
                 raise no_bound(event, relation)
-        if self.local.projects and self.clip is None:
+        if self.local.projects and not self.clips:
             found, needed = "project = true without a Clip step", "a clip norm to project on"
             raise PlanError("projection", found, needed, "add Clip(clip_norm) to encode")
 
@@ -104,7 +106,7 @@ class Plan(_Cache):
 
     @property
     def patterns(self) -> Patterns:
-        """The rounds that one client may be in, or that may read one record of silo 0."""
+        """Sets of rounds in which one client may take part, or one record of silo 0 may be read."""
         planned = Participation.planned(self.clients, self.rounds)
         if self.local.reads is None:
             return planned.patterns(self.clients)
@@ -112,7 +114,7 @@ class Plan(_Cache):
         return record_patterns(self.clients, self.local, self.rounds, times, 0)
 
     def _check_schedules(self) -> None:
-        """A clip norm must be positive and finite in every round to bound anything; no step size may overflow."""
+        """Refuse clip norms that are not positive and finite in every round, and step sizes that overflow."""
         clip_norms = [*(clip.clip_norm for clip in self.clips), *self.local.clip_norms]
         scheduled = [clip_norm for clip_norm in clip_norms if isinstance(clip_norm, Schedule)]
         for clip_norm in scheduled:
@@ -133,11 +135,9 @@ class Plan(_Cache):
                 found = f"{where} from {low:g} to {high:g} in {self.rounds} rounds"
                 raise PlanError("schedule", found, "finite numbers that float32 holds in every round")
 
-    def _check_records(self) -> None:
-        """What only matters where one record is the unit."""
-        reads, most = self.local.reads, None if self.local.reads is None else self.local.reads.max_rounds()
-        if reads is None:
-            return
+    def _check_records(self, reads: RecordSampler) -> None:
+        """Refuse, where one record is the unit, parts that have no bound per record, and too many disjoint batches."""
+        most = reads.max_rounds()
         if self.keeps_client_state:
             found = f"{self.local.kind!r}, whose clients keep a state of what they read in earlier rounds"
             raise PlanError("records", found, "messages that depend on the records of their own round alone")
@@ -154,7 +154,7 @@ class Plan(_Cache):
             raise PlanError("records", found, "no encode steps", "drop them: the bound is the solver's")
 
     def _check_steps(self) -> None:
-        """Who shrinks by the noise must be told how much there is; who looks at coordinates needs those of a model."""
+        """Refuse denoising of unknown noise, sparsity of messages that are no updates, two preparations of a column."""
         asking = [step for step in self.postprocess if step.needs_noise]
         if asking and isinstance(self.bound, AlreadyPrivate):
             found = f"{asking[0].kind} on messages whose noise went through local steps"
@@ -171,27 +171,27 @@ class Plan(_Cache):
             raise PlanError("sparsity", found, "messages of one number per parameter", f"drop {looks.kind}")
         names = [part.column for part in self.prepare]
         twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:  # one release of a column is enough: all that it may tell is read off it
+        if twice is not None:  # one histogram of a column is enough
             raise PlanError("preparation", f"two releases of column {twice!r}", "one for each column")
 
     @property
     def unit(self) -> Unit:
-        """What one neighbour may change."""
+        """Unit of privacy: what two neighbouring data sets differ in."""
         return "client" if self.local.reads is None else "record"
 
     @property
     def units(self) -> int:
-        """How many there are: clients, or records of the largest silo; delta must be small against 1 / units."""
+        """Number of clients, or of records of the largest silo; delta must be small against 1 / units."""
         return self.clients.population if self.local.reads is None else max(self.local.reads.sizes)
 
     @property
     def bound(self) -> Bound | AlreadyPrivate:
-        """What is known of one message once every step has run."""
+        """Bound of one message after all encode steps."""
         return self.bounds[-1]
 
     @property
     def bounds(self) -> tuple[Bound | AlreadyPrivate, ...]:
-        """The bound after the local solver and after each step: the chain that `sordino plan` prints."""
+        """Bounds of one message after the local solver and after each encode step, as `sordino plan` prints them."""
         chain: list[Bound | AlreadyPrivate] = [self.local.bound()]
         for step in self.encode:
             before = chain[-1]
@@ -202,38 +202,39 @@ class Plan(_Cache):
 
     @property
     def clip(self) -> Clip | None:
-        """The clip that gives the message its bound."""
+        """The first clip, which gives the message its bound."""
         return next(iter(self.clips), None)
 
     @property
     def clips(self) -> tuple[Clip, ...]:
-        """Every clip; all but an adaptive one may stand beside others."""
         return tuple(step for step in self.encode if isinstance(step, Clip))
 
     def public(
-        self,
-        t: int,
-        size: int = 0,
-        public_state: Mapping[str, Tensor] | None = None,
+        self, t: int, size: int = 0, public_state: Mapping[str, Tensor] | None = None,
         update: Callable[[], Tensor] | None = None,
-    ) -> Public:
-        """What everybody knows in round t: the clip norm, and which of `size` coordinates are sent.
+    ) -> Public:  # fmt: skip
+        """Public values of round t: the clip norm, the coordinates (of `size`) that are sent, broadcast vectors.
 
-        `public_state` was read off earlier releases; `update` computes an update on public records, for a mask that
-        needs one.
+        `public_state` was computed from earlier releases; `update` computes an update on public records, for a mask
+        that needs one.
         """
         known = public_state or {}
         learned = {name: float(held) for name, held in known.items() if "." not in name and not held.dim()}
         broadcast = {name.removeprefix(BROADCAST): held for name, held in known.items() if name.startswith(BROADCAST)}
         clip_norm = self.clip.clip_norm_at(t, learned.get("clip_norm")) if self.clip else math.inf
-        return Public(t, clip_norm, size, self._mask(t, size, known, update), broadcast, state=learned)
+        mask = None
+        if self.mask is not None and size:
+            source = self.mask.source
+            made = update() if source.needs_public_data and update is not None else None
+            mask = self.mask.choose(source.scores(t, size, known.get("released"), made))
+        return Public(t, clip_norm, size, mask, broadcast, state=learned)
 
     def signal_norm(self, public: Public) -> float:
-        """The largest norm of a clipped update, or of a record's clipped gradient: no noiseless mean is longer."""
+        """Largest norm of a clipped update, or of a record's clipped gradient, and so of a mean without noise."""
         return min(public.clip_norm, *(at(clip_norm, public.t) for clip_norm in (math.inf, *self.local.clip_norms)))
 
     def length(self, size: int) -> int:
-        """Numbers in an encoded message of a model with `size` of them."""
+        """Length of an encoded message for a model of `size` numbers."""
         length = self.local.length(size)
         for step in self.encode:
             length = step.length(length)
@@ -246,32 +247,22 @@ class Plan(_Cache):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What an engine must offer: for the release, for the server, for clients that remember, for preparations."""
-        remembered = frozenset({"client_state"}) if self.keeps_client_state else frozenset()
-        prepared = frozenset({"preparation"}) if self.prepare else frozenset()
-        return self.release.needs | self.server.needs | remembered | prepared
+        """Features that an engine must offer for the release, the server, client state and preparations."""
+        own = {"client_state": bool(self.local.client_state(torch.zeros(1))), "preparation": bool(self.prepare)}
+        return self.release.needs | self.server.needs | {name for name, needed in own.items() if needed}
 
     @property
     def cohort_is_public(self) -> bool:
-        """Whether a record may name the clients of a round: the cohort is public, or the release shows it."""
+        """Whether logs may name the clients of a round: the cohort is public, or part of the release."""
         return not self.clients.random or self.release.sees_cohort
 
     @property
     def mask(self) -> PublicMask | None:
-        """The step that sends only some coordinates."""
+        """The encode step that sends only some coordinates, if there is one."""
         return next((step for step in self.encode if isinstance(step, PublicMask)), None)
 
-    def _mask(
-        self, t: int, size: int, known: Mapping[str, Tensor], update: Callable[[], Tensor] | None
-    ) -> Tensor | None:
-        if self.mask is None or not size:
-            return None
-        source = self.mask.source
-        made = update() if source.needs_public_data and update is not None else None
-        return self.mask.choose(source.scores(t, size, known.get("released"), made))
-
     def learn(self, encoded: Tensor, mean: Tensor, public: Public, state: State) -> dict[str, Tensor]:
-        """The public state after a round: what steps read off the noised mean, and what a mask's source remembers."""
+        """Return the public state after a round: what steps compute from the noised mean, and the mask's memory."""
         learned: dict[str, float] = {}
         for step in self.encode:
             found = step.learn(encoded, public)
@@ -284,18 +275,14 @@ class Plan(_Cache):
         return after if remembered is None else after | {"released": remembered}
 
     def cost(self, participation: Participation | None = None, only: int | None = None) -> Cost:
-        """What a run with this participation cost, or cost one client of it; without one, the forecast."""
+        """Cost of a run with this participation, or of client `only` in it; without participation, the forecast."""
         return self.forecast if participation is None else self.cost_with(participation, only)
 
     def cost_with(
-        self,
-        participation: Participation | None = None,
-        only: int | None = None,
-        *,
-        local: LocalSolver | None = None,
-        release: Release | None = None,
-    ) -> Cost:
-        """The same with another local solver or release: calibration tries noise multipliers without building Plans."""
+        self, participation: Participation | None = None, only: int | None = None, *,
+        local: LocalSolver | None = None, release: Release | None = None,
+    ) -> Cost:  # fmt: skip
+        """Cost with another local solver or release, so that calibration tries noise multipliers on one Plan."""
         self.check_fitted()
         local, release = local or self.local, release or self.release
         participation = participation or Participation.planned(self.clients, self.rounds)
@@ -303,11 +290,11 @@ class Plan(_Cache):
             rounds = record_cost(self.clients, local, release, participation, only)
         else:
             rounds = client_cost(self.clients, release, participation, only)
-        return with_preparations(rounds, self.prepare, release, participation.prepared)
+        return with_preparations(rounds, self.prepare, release, participation.prepared) if self.prepare else rounds
 
     @property
     def forecast(self) -> Cost:
-        """What the plan costs if it runs as planned: computed once."""
+        """Cost of the plan if it runs as planned, computed once."""
         if not hasattr(self, "_forecast"):
             object.__setattr__(self, "_forecast", self.cost_with())
         return self._forecast
@@ -320,11 +307,11 @@ class Plan(_Cache):
         return mean if unit == 1.0 else mean * unit
 
     def split(self, mean: Tensor, public: Public) -> tuple[Tensor, dict[str, Tensor]]:
-        """The decoded mean as the model's update, and what the local solver tells the clients of the next round."""
+        """Split the decoded mean into the model's update and the vectors broadcast to the next round's clients."""
         return self.local.split(mean, public, self.clients.expected / self.clients.population)
 
     def refine(self, mean: Tensor, known: Noised) -> Tensor:
-        """All post-processing, in order; who needs the noise's deviation is told what those before have left of it."""
+        """Apply all post-processing in order, following the noise's standard deviation for the steps that need it."""
         for i, step in enumerate(self.postprocess):
             mean = step.apply(mean, known)
             if any(later.needs_noise for later in self.postprocess[i + 1 :]):
@@ -333,27 +320,26 @@ class Plan(_Cache):
 
     @property
     def hash(self) -> str:
-        """sha256 of the plan's canonical JSON."""
+        """SHA-256 of the plan's canonical JSON."""
         return digest(self)
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class State:
-    """All that a run remembers between rounds: exactly the checkpoint."""
+    """State of a run between two rounds: exactly the checkpoint."""
 
     t: int
     memory: Memory
-    public_state: dict[str, Tensor] = field(default_factory=dict)  # read off earlier releases
+    public_state: dict[str, Tensor] = field(default_factory=dict)  # computed from earlier releases
     secret_state: dict[str, Tensor] = field(default_factory=dict)  # of the noise and of clients: never released
 
     @classmethod
     def initial(cls, plan: Plan, params: Tensor) -> State:
-        """Before the first round."""
         noise = {f"{NOISE}{name}": held for name, held in plan.release.init(plan.length(len(params))).items()}
         return cls(0, plan.server.init(params.to(torch.float32)), secret_state=noise)
 
     @property
     def noise(self) -> dict[str, Tensor]:
-        """What the release remembers of its noise."""
+        """State of the release's noise, for correlated noise."""
         return {name.removeprefix(NOISE): held for name, held in self.secret_state.items() if name.startswith(NOISE)}

@@ -1,4 +1,4 @@
-"""Named streams of randomness: one generator per (round, purpose, client), never a global seed.
+"""Random streams of a run: one generator per (round, purpose, client), never a global seed. Used everywhere.
 
 `Seeded` is for simulation: a counter-based generator (Philox) whose 128-bit key is a hash of
 (seed, round, purpose, client), so any stream can be opened again without the others.
@@ -24,7 +24,7 @@ Mode = Literal["simulation", "secure"]
 
 
 class Streams(Protocol):
-    """Where every coin comes from."""
+    """Source of all random numbers of a run: one generator per (round, purpose, client)."""
 
     @property
     def mode(self) -> Mode: ...
@@ -32,7 +32,7 @@ class Streams(Protocol):
 
 
 class _Key(ISeedSequence):
-    """Philox's 128-bit key as given. `Philox(key=...)` is the same stream, but asks the system for entropy first."""
+    """Seed sequence that is Philox's 128-bit key. `Philox(key=...)` is the same, but reads system entropy first."""
 
     def __init__(self, key: bytes) -> None:
         self.words = np.frombuffer(key, dtype="<u8")
@@ -52,18 +52,16 @@ class Seeded:
         return "simulation"
 
     def at(self, t: int, purpose: str, client: int = -1) -> np.random.Generator:
-        """The stream of (seed, t, purpose, client)."""
         name = struct.pack("<qqq", self.seed, t, client) + purpose.encode()
         key = _Key(hashlib.blake2b(name, digest_size=16).digest())
         return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]  # any ISeedSequence will do
 
 
 class SecureGenerator(np.random.Generator):
-    """A generator whose draws are for release: samplers leave no value out, memory of noise is kept in float64."""
+    """Generator of draws for release: samplers can return every value, and noise state is float64."""
 
 
 def is_secure(rng: np.random.Generator) -> bool:
-    """Whether what this generator draws may be released."""
     return isinstance(rng, SecureGenerator)
 
 
@@ -76,14 +74,13 @@ class Secure:
         return "secure"
 
     def at(self, t: int, purpose: str, client: int = -1) -> np.random.Generator:
-        """A fresh stream; the arguments name it for the reader only."""
+        """Return a fresh stream, whatever the arguments."""
         from randomgen import AESCounter
 
         return SecureGenerator(AESCounter(key=secrets.randbits(128)))
 
 
 def streams(mode: Mode, seed: int) -> Streams:
-    """The streams of a noise mode."""
     return Seeded(seed) if mode == "simulation" else Secure()
 
 
@@ -101,22 +98,19 @@ def forked_rng() -> Iterator[None]:
             yield
 
 
-def global_coins() -> tuple[Any, Any]:
-    """Where the global generators of numpy and Python stand: nothing of ours draws from them, a model of others may."""
+def global_rng_state() -> tuple[Any, Any]:
+    """State of the global generators of numpy and Python, which user code may draw from and this package does not."""
     return np.random.get_state(), random.getstate()
 
 
 @contextmanager
-def standing_at(place: tuple[Any, Any]) -> Iterator[None]:
-    """The global generators put there, and afterwards back to where they stood."""
-    before = global_coins()
-    _put(place)
+def at_global_rng_state(state: tuple[Any, Any]) -> Iterator[None]:
+    """Set the global generators of numpy and Python to `state` inside the block, and restore them afterwards."""
+    before = global_rng_state()
     try:
+        np.random.set_state(state[0])
+        random.setstate(state[1])
         yield
     finally:
-        _put(before)
-
-
-def _put(place: tuple[Any, Any]) -> None:
-    np.random.set_state(place[0])
-    random.setstate(place[1])
+        np.random.set_state(before[0])
+        random.setstate(before[1])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import codec
-from sordino.certificate.facts import Declared
+from sordino.certificate.facts import WEIGHTS, Declared
 from sordino.data.clients import (
     Clients,
     Records,
@@ -22,10 +22,11 @@ from sordino.data.clients import (
     is_transformers_model,
     records_of,
     tabulate_fields,
+    unwrapped_model,
 )
-from sordino.data.lineage import InitialWeights, load_initial
+from sordino.data.lineage import InitialWeights, declared_frozen, load_initial
 from sordino.data.metrics import Metric, MetricFunction, Predictions, evaluation_sums, figures, metrics_of
-from sordino.data.program import Program, Trust, Unit, check_labels, check_loss, refuse_layers, trial_outputs
+from sordino.data.program import Program, Trust, check_labels, check_loss, refuse_layers, trial_outputs
 from sordino.data.records import Dataset, Natural, Partitioner
 from sordino.data.tables import PendingColumn
 from sordino.errors import ConfigError, DataError
@@ -33,13 +34,12 @@ from sordino.graph.captured import synthetic_batch
 from sordino.layout import Layout
 from sordino.parts.losses import IGNORED, Loss, LossFunction, Tokens, loss_of
 
+AnyLoss = str | Loss | LossFunction  # a kind, a part, or (outputs, targets) -> one value per record
+
 
 @dataclass(frozen=True)
 class PublicSource:
-    """Origin of a task's public test rows: their name, who declares them public, and `values` that encode records.
-
-    It is stored with the rows, so a certificate names the file that they came from.
-    """
+    """Origin of public test rows for the certificate: name, who declares them public, `values` that encode records."""
 
     rows: str = "test rows"
     by: str = "the caller: test of the task"
@@ -54,14 +54,14 @@ class Task:
     model: nn.Module
     clients: Clients
     test: Records | None = None
-    loss: str | Loss | LossFunction = "cross_entropy"  # a kind, a part, or (outputs, targets) -> one value per record
+    loss: AnyLoss = "cross_entropy"
     public: Records | None = None  # declared public: a server may train on them
     init: InitialWeights | None = None  # the public file that the model's weights were read from
     metrics: tuple[Metric, ...] = ()  # beside loss and accuracy, of the test records
     groups: Tensor | None = None  # of the test records: which public group each belongs to, [n]
     group_names: tuple[str, ...] = ()
-    waiting: tuple[PendingColumn, ...] = ()  # coordinates that are scaled once the plan has released their histograms
-    source: PublicSource = field(default=PublicSource(), repr=False)  # by whose word the test rows are public
+    waiting: tuple[PendingColumn, ...] = ()  # columns to be scaled by histograms that the plan releases
+    source: PublicSource = field(default=PublicSource(), repr=False)
     own_code: Trust | None = None  # "trusted": the user's code runs on the records as it is
     client_test: Clients | None = None  # rows of each client that do not train: personal models are evaluated on them
     _program: Program | None = field(default=None, compare=False)
@@ -69,23 +69,13 @@ class Task:
 
     @classmethod
     def of(
-        cls,
-        model: nn.Module,
-        clients: Any,
-        test: Any = None,
-        loss: str | Loss | LossFunction = "cross_entropy",
-        public: Any = None,
-        init: str | Path | None = None,
-        pad: int | None = None,
-        length: int | None = None,
-        metrics: Mapping[str, MetricFunction] | Iterable[Any] | None = None,
-        groups: Any = None,
-        own_code: Trust | None = None,
-        partition: Partitioner | None = None,
-        seed: int = 0,
+        cls, model: nn.Module, clients: Any, test: Any = None, loss: AnyLoss = "cross_entropy", public: Any = None,
+        init: str | Path | None = None, pad: int | None = None, length: int | None = None,
+        metrics: Mapping[str, MetricFunction] | Iterable[Any] | None = None, groups: Any = None,
+        own_code: Trust | None = None, partition: Partitioner | None = None, seed: int = 0,
         client_test: Sequence[Any] | None = None,
-    ) -> Task:
-        """A task from a module and the clients' records.
+    ) -> Task:  # fmt: skip
+        """Build a task from a module and the clients' records.
 
         `clients` is a list with one data set per client: (x, y) tensors or arrays, or a map-style data set. With a
         `partition`, such as so.Dirichlet(clients=100, alpha=0.3), it is ONE data set, cut into clients by the public
@@ -95,9 +85,9 @@ class Task:
         `init` is a safetensors file of initial weights. It is declared public: what it was trained on is not protected
         by this run, and the certificate says so. `metrics` are names of metrics, or {name: function of (outputs,
         targets)}; `groups` gives the public group of each test record.
-        Model and loss train as graphs, captured on made-up records. `own_code="trusted"` lets code run that no graph
-        can be captured of: the user vouches that nothing of one client, or record, reaches another in it.
-        `client_test` is one data set per client of rows that do not train: simulations evaluate personal models there.
+        Model and loss train as graphs, captured on synthetic records. `own_code="trusted"` runs code that cannot be
+        captured as a graph: the user vouches that no information of one client, or record, reaches another in it.
+        `client_test` is one data set per client of rows that do not train, for personal models in simulations.
         """
         model, source = (model, None) if init is None else load_initial(model, init)
         data = clients if isinstance(clients, Dataset) else None
@@ -111,7 +101,7 @@ class Task:
                 raise DataError(found, "a list with one data set per client", "or add partition=so.Iid(clients=100)")
         own, first = (clients, "client 0") if partition is None else ([clients], "the data set")
         count, rest = len(own), list(client_test or ())
-        model, (*own, test, public), loss = _given(model, [*own, *rest, test, public], loss, pad, length, first)
+        model, (*own, test, public), loss = _read_inputs(model, [*own, *rest, test, public], loss, pad, length, first)
         own, rest = own[:count], own[count:]
         held = Clients.of(own) if partition is None else Clients.cut(own[0], partition, data and data.groups, seed)
         words, numbers = (None, None) if groups is None else np.unique(np.asarray(groups), return_inverse=True)
@@ -122,47 +112,33 @@ class Task:
 
     @classmethod
     def server(
-        cls,
-        model: nn.Module,
-        population: int,
-        test: Any = None,
-        loss: str | Loss | LossFunction = "cross_entropy",
-        public: Any = None,
-        pad: int | None = None,
-        length: int | None = None,
-        own_code: Trust | None = None,
-    ) -> Task:
-        """The server's view: the model, the number of clients and public records; no client's record."""
-        model, (test, public), loss = _given(model, [test, public], loss, pad, length)
+        cls, model: nn.Module, population: int, test: Any = None, loss: AnyLoss = "cross_entropy", public: Any = None,
+        pad: int | None = None, length: int | None = None, own_code: Trust | None = None,
+    ) -> Task:  # fmt: skip
+        """Build the server's task: the model, the number of clients and public records; no client's record."""
+        model, (test, public), loss = _read_inputs(model, [test, public], loss, pad, length)
         held = Clients.elsewhere(population, test if test is not None else public)
         return cls(model, held, test, loss, public, own_code=own_code)
 
     @classmethod
     def silo(
-        cls,
-        model: nn.Module,
-        client: int,
-        population: int,
-        own: Any,
-        loss: str | Loss | LossFunction = "cross_entropy",
-        pad: int | None = None,
-        length: int | None = None,
-        own_code: Trust | None = None,
-    ) -> Task:
-        """One silo's view: the model and its own records; `client` is its number in the plan.
+        cls, model: nn.Module, client: int, population: int, own: Any, loss: AnyLoss = "cross_entropy",
+        pad: int | None = None, length: int | None = None, own_code: Trust | None = None,
+    ) -> Task:  # fmt: skip
+        """Build one silo's task: the model and its own records; `client` is its number in the plan.
 
         For text, `length` must be the same in all silos.
         """
-        model, (own, _, _), loss = _given(model, [own, None, None], loss, pad, length, f"silo {client}")
+        model, (own, _, _), loss = _read_inputs(model, [own, None, None], loss, pad, length, f"silo {client}")
         return cls(model, Clients.alone(client, population, own), None, loss, own_code=own_code)
 
     def as_server(self) -> Task:
-        """The server's view of this task: no client's record."""
+        """Copy of the task without any client's record."""
         away = Clients.elsewhere(self.clients.population, self.clients.records)
         return replace(self, clients=away, client_test=None)
 
     def as_silo(self, client: int) -> Task:
-        """One client's view of this task: a copy of its own records, and no others."""
+        """Copy of the task with one client's records only, and no test or public records."""
         rows, records = torch.from_numpy(self.clients.rows(client)), self.clients.records
         own = Records(records.x[rows], records.y[rows])
         alone = Clients.alone(client, self.clients.population, own)
@@ -188,19 +164,18 @@ class Task:
         self._check_fit()
 
     def _check_fit(self) -> None:
-        """Check that model, loss and labels fit: one loss per record, a class per label, no running statistics."""
+        """Refuse a model, loss or labels that do not fit: one loss per record, a class per label, no statistics."""
         refuse_layers(self.model)
-        if len(self.clients.index) == 0:  # no client's record is held here: the public ones are checked
+        if len(self.clients.index) == 0:  # a server: the public records are checked
             known = self.test if self.test is not None else self.public
             if known is not None and len(known):
                 Task(self.model, Clients.of([known]), self.test, self.loss, self.public, own_code=self.own_code)
             return
         sides = (self.clients.records.x, self.clients.records.y)
-        x, y = (synthetic_batch([side], [True], 2)[0].to(self.device) for side in sides)  # nobody's records
+        x, y = (synthetic_batch([side], [True], 2)[0].to(self.device) for side in sides)  # synthetic
         y = y if y.is_floating_point() else torch.zeros_like(y)
         refusal = self.program.refusal()
         try:
-            # Model, loss and labels fit each other; x and y are made up
             records, outputs = self.clients.records, trial_outputs(self.model, x)
             tokens = self.losses.targets == "token"
             scores = outputs.shape[-1 if tokens else 1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 0
@@ -221,26 +196,21 @@ class Task:
 
     @property
     def program(self) -> Program:
-        """Model and loss in the form that runs on records: graphs, except library layers and trusted code."""
+        """Model and loss as they run on records: captured graphs, except library layers and trusted code."""
         kind = (self.model, self.losses, self.clients.records.x, self.clients.records.y, self.own_code)
         if self._program is None or not self._program.fits(*kind):
             object.__setattr__(self, "_program", Program(*kind))
         assert self._program is not None
         return self._program
 
-    def check_code(self, unit: Unit) -> None:
-        """Refuse a model or a loss in which information may pass between units of privacy."""
-        if self.knows_shapes:
-            self.program.check(unit)
-
     @property
     def knows_shapes(self) -> bool:
-        """Whether the shape of a record is known here: a server may hold none."""
+        """Whether the shape of a record is known: a server may hold no record."""
         return len(self.clients.index) > 0 or self.clients.records.x.dim() > 1
 
     @property
     def layout(self) -> Layout:
-        """Where each trained tensor lies in the vector: computed once, and again where requires_grad has changed."""
+        """Layout of the model's flat vector, computed again where requires_grad has changed."""
         model = self.model
         key = tuple((id(p), p.shape, p.requires_grad) for p in (*model.parameters(), *model.buffers()))
         if self._layout is None or self._layout[0] != key:
@@ -250,16 +220,14 @@ class Task:
 
     @property
     def device(self) -> torch.device:
-        """The device of the model."""
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
     def on(self, device: torch.device) -> Task:
-        """The task with model and clients' records moved to a device; memory-mapped records stay in files."""
+        """Copy of the task with model and clients' records on a device; memory-mapped records stay in files."""
         if device == self.device:
             return self
         records = self.clients.records
-        checked = True  # they have been looked at: never twice
-        moved = records if records.lazy else Records(records.x.to(device), records.y.to(device), lazy=checked)
+        moved = records if records.lazy else Records(records.x.to(device), records.y.to(device), lazy=True)  # checked
         model = copy.deepcopy(self.model).to(device)
         return replace(self, model=model, clients=replace(self.clients, records=moved))
 
@@ -269,62 +237,66 @@ class Task:
         return loss_of(self.loss)
 
     def evaluate(self, vector: Tensor, batch: int = 2048) -> dict[str, float]:
-        """Test metrics: loss; accuracy and balanced accuracy, or root mean square error; and `metrics`."""
+        """Return test metrics: loss; accuracy and balanced accuracy, or root mean square error; and `metrics`."""
         if self.test is None:
             return {}
         model, losses = self.at(vector), self.program.losses
         if not self.metrics:
             return evaluate(model, self.test, losses, batch)
-        kept: list[tuple[Tensor, Tensor]] = []
-        sums = evaluation_sums(model, _pairs(self.test, batch), losses, lambda out, y: kept.append((out, y)))
-        outputs, targets = (torch.cat([pair[side] for pair in kept]).cpu() for side in (0, 1))
+        pairs: list[tuple[Tensor, Tensor]] = []
+        sums = evaluation_sums(model, _batches(self.test, batch), losses, lambda out, y: pairs.append((out, y)))
+        outputs, targets = (torch.cat([pair[side] for pair in pairs]).cpu() for side in (0, 1))
         seen = Predictions(outputs, targets, self.losses, self.groups, self.group_names)
         return {**figures(sums), **{name: value for one in self.metrics for name, value in one.values(seen).items()}}
 
+    @property
+    def declared_public(self) -> tuple[Declared, ...]:
+        """Rows, values and weights of the task that somebody declares public, for the certificate."""
+        sides = (self.test, self.source.rows, self.source.by), (self.public, "rows", "the caller: public of it")
+        rows = [Declared(len(rows), what, by) for rows, what, by in sides if rows is not None]
+        init = self.init
+        first = () if init is None else (Declared(init.numbers, WEIGHTS, f"the user: init = {init.file}", init.sha256),)
+        return (*rows, *self.source.values, *first, *declared_frozen(unwrapped_model(self.model)))
+
     def at(self, vector: Tensor) -> nn.Module:
-        """A copy of the module with these weights, in eval mode."""
+        """Copy of the module with these weights, in eval mode."""
         model = self.program.judging()
         self.layout.load(model, vector)
         return model
 
     def evaluate_clients(self, vector: Tensor, batch: int = 2048) -> dict[str, float]:
-        """The same metrics over all clients' records, as train_loss, ...: NOT private, for simulation only."""
+        """Return the metrics of all clients' records, as train_loss, ...: NOT private, for simulation only."""
         records, held, model = self.clients.records, torch.from_numpy(self.clients.index), self.program.running()
         self.layout.load(model, vector)
-        pairs = ((records.x[rows], records.y[rows]) for rows in torch.split(held, _lot(records, batch)))
+        pairs = ((records.x[rows], records.y[rows]) for rows in torch.split(held, _batch_size(records, batch)))
         found = figures(evaluation_sums(model.eval(), pairs, self.program.losses))
         return {f"train_{name}": value for name, value in found.items()}
 
 
 def evaluate(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -> dict[str, float]:
-    """Test metrics of a model in eval mode."""
     return figures(sums_of(model, test, losses, batch))
 
 
 def sums_of(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -> Tensor:
-    """Sums from which the metrics follow; the sums of parts of a test set add up."""
-    return evaluation_sums(model, _pairs(test, batch), losses)
+    """Return sums over test records from which metrics are computed; sums of parts of a test set add up."""
+    return evaluation_sums(model, _batches(test, batch), losses)
 
 
-def _pairs(test: Records, batch: int) -> Iterable[tuple[Tensor, Tensor]]:
-    lot = _lot(test, batch)
-    return zip(torch.split(test.x, lot), torch.split(test.y, lot), strict=True)
+def _batches(test: Records, labels: int) -> Iterable[tuple[Tensor, Tensor]]:
+    size = _batch_size(test, labels)
+    return zip(torch.split(test.x, size), torch.split(test.y, size), strict=True)
 
 
-def _lot(records: Records, labels: int) -> int:
-    """The number of records that hold so many labels: outputs of a language model are large."""
+def _batch_size(records: Records, labels: int) -> int:
+    """Number of records with `labels` labels in all: outputs of a language model are large."""
     return max(1, labels // max(1, records.y[:1].numel()))
 
 
-def _given(
-    model: nn.Module,
-    entries: Sequence[Any],
-    loss: str | Loss | LossFunction,
-    pad: int | None,
-    length: int | None,
+def _read_inputs(
+    model: nn.Module, entries: Sequence[Any], loss: AnyLoss, pad: int | None, length: int | None,
     first: str = "client 0",
-) -> tuple[nn.Module, list[Any], str | Loss | LossFunction]:
-    """Model, records and loss of the user's entries (clients, test, public); a transformers model is wrapped."""
+) -> tuple[nn.Module, list[Any], AnyLoss]:  # fmt: skip
+    """Convert the user's entries (clients, test, public) to records; a transformers model is wrapped."""
     calls = [first, *(f"client {i}" for i in range(1, len(entries) - 2)), "test", "public"][-len(entries) :]
     transformer = is_transformers_model(model)
     entries = [(entry.x, entry.y) if isinstance(entry, Records) and transformer else entry for entry in entries]

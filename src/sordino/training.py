@@ -1,11 +1,11 @@
-"""The whole thing in one call: train, and hand over the model, the history and the certificate.
+"""`train`, which runs a plan on a task in one call, and its `Result`: model, history and certificate.
 
     train(plan, task)                                in memory
-    train(plan, task, out="runs/a")                  into a folder: every round charged on disk, and kept
-    train(plan, task, out="runs/a", resume=True)     goes on where a kill left it; a finished run is only read
+    train(plan, task, out="runs/a")                  into a folder: every round is charged and stored on disk
+    train(plan, task, out="runs/a", resume=True)     continues after a kill; a finished run is only read
 
-A task made in Python is run by the same loop, charged by the same chain and certified by the same function as one that
-a file describes. What a folder cannot know of it (its data and its module) it knows again by fingerprints.
+A task built in Python has the same loop, charges and certificate as one from a file. A folder recognises the
+task's data and module, which it does not store, by fingerprints.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ from torch import nn
 from sordino import codec, outcome
 from sordino.certificate import explain as explaining
 from sordino.certificate.build import certificate
-from sordino.certificate.earlier_runs import of_certificate
-from sordino.certificate.facts import Facts, OwnCode
+from sordino.certificate.facts import EarlierRun, Facts, OwnCode
 from sordino.config import Config, PrivacySpec, RunSpec, TaskSpec
 from sordino.config.sections import EarlyStopping
 from sordino.data import lineage
 from sordino.data.metrics import FunctionMetric as GivenMetric
 from sordino.data.metrics import MetricFunction, metrics_of
 from sordino.dpsgd.account import ledger_path
-from sordino.engines.base import Engine
-from sordino.engines.prepare import BEFORE, known, scaled
-from sordino.engines.registry import engine_named
+from sordino.engines.base import Engine, engine_named
+from sordino.engines.checks import BEFORE, released_histograms, scaled
 from sordino.errors import ConfigError
 from sordino.ledger.ledger import Ledger
 from sordino.models import InMemoryModel
@@ -41,8 +39,7 @@ from sordino.plan import Plan, State
 from sordino.report.text_table import History
 from sordino.rng import Mode
 from sordino.runs import admission, execution
-from sordino.runs.folder import MEMORY, RunFolder
-from sordino.runs.loading import AUDIT, subject
+from sordino.runs.folder import AUDIT, MEMORY, RunFolder, subject
 from sordino.runs.rounds import InMemoryRun, OnRound, RunStart, bar_where_seen, check_run, run_rounds, single_class_note
 from sordino.runs.writer import RunWriter, created
 from sordino.task import Task
@@ -55,20 +52,20 @@ if TYPE_CHECKING:
 @codec.hides_values
 @dataclass(frozen=True)
 class Result:
-    """What a run leaves: the model of the last round, one entry per round, and the certificate."""
+    """Result of a run: the model of the last round, a history with one row per round, and the certificate."""
 
     model: nn.Module
     history: History  # a row per round; to_pandas()
     certificate: dict[str, Any]
-    notes: tuple[str, ...] = ()  # what its owner should know
-    path: Path | None = None  # the folder it was kept in, if it was
+    notes: tuple[str, ...] = ()  # remarks for the user
+    path: Path | None = None  # folder of the run; None for a run in memory
     config: Config | None = field(default=None, repr=False)
     facts: Facts | None = field(default=None, repr=False)
     task: Task | None = field(default=None, repr=False)
-    kept: tuple[InMemoryRun, State] | None = field(default=None, repr=False)  # of a run in memory
+    in_memory: tuple[InMemoryRun, State] | None = field(default=None, repr=False)  # charges and last state
 
     def described_fields(self) -> dict[str, str]:
-        """What its repr says: the cost, which is public, and no figure of the history."""
+        """Fields of the repr: the cost, which is public, and no figure of the history."""
         made = self.certificate
         cost = {name: str(made.get(name)) for name in ("epsilon", "delta", "unit", "relation")}
         noise = {"noise": str(made["noise"]["mode"])} if "noise" in made else {}
@@ -76,7 +73,7 @@ class Result:
         return {**cost, **noise, **rounds, **({} if self.path is None else {"path": repr(str(self.path))})}
 
     def plot(self) -> Any:
-        """A figure of matplotlib: every metric and the epsilon so far, by round."""
+        """Return a matplotlib figure of every metric and the epsilon spent, by round."""
         from matplotlib import pyplot  # noqa: F401  (notebooks show figures once it is imported)
 
         from sordino.report import charts
@@ -91,7 +88,7 @@ class Result:
         return chart_figure(*drawn)
 
     def report(self, path: str | Path) -> Path:
-        """The page that `sordino report` makes of this run, as one HTML file."""
+        """Write the page of `sordino report` for this run as one HTML file."""
         from sordino.report.data import report_data
         from sordino.report.page import write_page
 
@@ -99,40 +96,39 @@ class Result:
         return Path(path)
 
     def _subject(self) -> Subject:
-        """The run as the report sees it."""
         from sordino.report.comparison import Subject
 
         if self.path is not None:
             return subject(self.path, self.path.name)
-        (notes, _), (plan, facts) = self._kept(), self._known()
+        (notes, _), (plan, facts) = self._run_in_memory(), self._plan_and_facts()
         return Subject(
             "run", self.certificate, plan, facts, history=notes.history, rounds=[*notes.rounds],
             cohorts=[*notes.cohorts], settings=codec.dump(self.config),
         )  # fmt: skip
 
     def explain(self) -> str:
-        """The certificate in plain sentences, as `sordino explain` prints it."""
-        plan, facts = self._known()
+        """Return the certificate in plain sentences, as `sordino explain` prints it."""
+        plan, facts = self._plan_and_facts()
         return explaining.page(explaining.explain(self.certificate, explaining.ceilings(plan, facts)))
 
     def audit(self, layer: Literal["membership", "canaries", "mechanism"] = "membership") -> dict[str, Any]:
-        """Lower bounds by attack beside the certified upper bound, as `sordino audit --json` prints them.
+        """Return lower bounds on epsilon by attacks, with the certified bound, as `sordino audit --json` prints them.
 
-        `membership` attacks the model by the losses of its records; `canaries` trains once more, with planted ones;
+        `membership` attacks the model by the losses of its records; `canaries` trains again with planted records;
         `mechanism` attacks a round of the plan and needs no data.
         """
         from sordino.audit import summary as auditing
 
-        plan, facts = self._known()
+        plan, facts = self._plan_and_facts()
         if layer == "mechanism":
             return auditing.mechanism_layer(plan, facts.delta)
         task = self.task
         if task is None:
             raise ConfigError("a result without its task", "the task that was trained", "train with resume=True")
-        if task.waiting and self.path:  # columns scaled by what the run has released of them
+        if task.waiting and self.path:  # columns are scaled by released histograms
             task = execution.with_released_columns(task, self.path)
         elif task.waiting:
-            task = scaled(task, known(self._kept()[1]))
+            task = scaled(task, released_histograms(self._run_in_memory()[1]))
         if layer == "canaries":
             return auditing.canary_layer(replace(plan, prepare=()), task, facts.delta)
         held = copy.deepcopy(task.model)
@@ -140,13 +136,22 @@ class Result:
         return auditing.membership_layer(replace(task, model=held), plan, facts)
 
     def save(self, path: str | Path) -> Path:
-        """What may be handed on, as a folder that `sordino certify` and `explain` read: without checkpoint/ and audits.
+        """Write the run to a folder that `sordino certify` and `explain` read, without checkpoint and audits.
 
-        Of a run that was kept in memory, the charges are written down here, after the fact.
+        The charges of a run in memory are written to disk here, after the run.
         """
         made = Path(path)
         if self.path is None:
-            self._write(made)
+            notes, state = self._run_in_memory()
+            assert self.config is not None
+            assert self.task is not None
+            assert self.facts is not None
+            with created(made, self.config, self.task, self.facts.earlier, notes.run) as writer:
+                _replay(writer, notes, self.config.privacy.noise)
+                writer.save(state)
+                if self.config.plan.prepare:
+                    execution.write_preparations(made, self.task, state)
+                RunFolder(made, self.config).finish(outcome.model_bytes(self.model))
             shutil.rmtree(made / "checkpoint")
         elif made.exists():
             raise ConfigError(f"{made}, which exists", "a new folder", "choose another path")
@@ -154,32 +159,19 @@ class Result:
             shutil.copytree(self.path, made, ignore=shutil.ignore_patterns("checkpoint", "*.partial", AUDIT))
         return made
 
-    def _write(self, path: Path) -> None:
-        """A run in memory as a folder: its charges, its history and its last state, one after the other."""
-        notes, state = self._kept()
-        assert self.config is not None
-        assert self.task is not None
-        assert self.facts is not None
-        with created(path, self.config, self.task, self.facts.earlier, notes.run) as writer:
-            _replay(writer, notes, self.config.privacy.noise)
-            writer.save(state)
-            if self.config.plan.prepare:
-                execution.write_preparations(path, self.task, state)
-            writer.finish(outcome.model_bytes(self.model))
+    def _run_in_memory(self) -> tuple[InMemoryRun, State]:
+        if self.in_memory is None or self.config is None or self.task is None:
+            raise ConfigError("a result without the charges of its run", "one that train() returned")
+        return self.in_memory
 
-    def _kept(self) -> tuple[InMemoryRun, State]:
-        if self.kept is None or self.config is None or self.task is None:
-            raise ConfigError("a result without what was kept of its run", "one that train() returned")
-        return self.kept
-
-    def _known(self) -> tuple[Plan, Facts]:
+    def _plan_and_facts(self) -> tuple[Plan, Facts]:
         if self.config is None or self.facts is None:
             raise ConfigError("a result without its plan", "one that train() returned")
         return self.config.plan, self.facts
 
 
 def _replay(writer: RunWriter, notes: InMemoryRun, noise: Mode) -> None:
-    """Everything that happened, in its order."""
+    """Write all charges, receipts, headers and history lines of a run in memory, in their order."""
     cohorts = iter(notes.cohorts)
     settled = list(notes.settled)
     for _ in range(notes.prepared):
@@ -196,30 +188,16 @@ def _replay(writer: RunWriter, notes: InMemoryRun, noise: Mode) -> None:
 
 
 def train(
-    plan: Plan,
-    task: Task,
-    *,
-    delta: float | None = None,
-    deltas: Sequence[float] = (),
-    allow_large_delta: bool = False,
-    seed: int = 0,
-    noise: Mode = "simulation",
-    engine: Engine | str | None = None,
-    device: str = "cpu",
-    eval_every: int = 1,
-    train_metrics: bool = False,
-    metrics: Mapping[str, MetricFunction] | Iterable[Any] | None = None,
-    stop: EarlyStopping | None = None,
-    on_round: OnRound | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-    ledger: Ledger | str | Path | None = None,
-    dataset: str | None = None,
-    progress: bool = True,
-) -> Result:
+    plan: Plan, task: Task, *, delta: float | None = None, deltas: Sequence[float] = (),
+    allow_large_delta: bool = False, seed: int = 0, noise: Mode = "simulation", engine: Engine | str | None = None,
+    device: str = "cpu", eval_every: int = 1, train_metrics: bool = False,
+    metrics: Mapping[str, MetricFunction] | Iterable[Any] | None = None, stop: EarlyStopping | None = None,
+    on_round: OnRound | None = None, out: str | Path | None = None, resume: bool = False,
+    ledger: Ledger | str | Path | None = None, dataset: str | None = None, progress: bool = True,
+) -> Result:  # fmt: skip
     """Run every round of the plan; delta defaults to min(N^-1.1, 1e-3) of N clients, or of N records of a silo.
 
-    With `out` the run is kept in a folder as `sordino run` keeps it, and `resume=True` goes on with what is there.
+    With `out` the run is stored in a folder as by `sordino run`, and `resume=True` continues a run in that folder.
     `metrics` are figures of the test rows, by name or {name: function of (outputs, targets)}; `train_metrics` adds
     train_loss, train_accuracy, ... to the diagnostics. `stop` ends the run early by public figures: that saves time,
     and all planned rounds are accounted. `on_round` gets every line of the history. `ledger` is a file that all runs on
@@ -254,12 +232,11 @@ def train(
     folder = RunFolder.open(done.path)
     held, rows = folder.contents(), History.of(done.history)
     assert done.model is not None
-    kept = folder.facts(held)
-    return Result(done.model, rows, done.certificate, done.notes, done.path, held.config, kept, task)
+    return Result(done.model, rows, done.certificate, done.notes, done.path, held.config, folder.facts(held), task)
 
 
 def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> Config:
-    """A run of a task made in Python as a file would say it; what no file can say stands for itself, by fingerprint."""
+    """Configuration of a run from Python; data and modules that no file can describe are stored by fingerprint."""
     loss = task.losses if has_written_form(task.losses) else None
     own = tuple(one for one in task.metrics if not isinstance(one, GivenMetric))
     spec = TaskSpec(dataset=NAME, model=InMemoryModel.of(task), loss=loss, own_code=task.own_code)
@@ -277,12 +254,12 @@ def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None)
     execution.attach_lineage(model, config, before)
     early = stop.words if stop is not None and len(set(notes.rounds)) < plan.rounds else ""
     known = Facts(config.delta, config.privacy.noise, 0, model=outcome.model_digest(model), early=early, **config.facts)
-    known = replace(known, public=outcome.declared_public(task), environment=(versions(),), in_memory=True)
+    known = replace(known, public=task.declared_public, environment=(versions(),), in_memory=True)
     known = replace(known, utility=outcome.last_figures(notes.history), prepared=notes.prepared, earlier=before)
     known = replace(known, own_code=OwnCode.of_headers([header for _, header in notes.engine]))
     facts = outcome.facts_of_charges(plan, notes.rounds, notes.cohorts, known, notes.settled)
     facts = replace(facts, ledger=admission.final_standing(config, notes.run, facts))
     made = certificate(plan, facts)
-    execution.register_lineage(model, task, (*before, of_certificate(made, notes.run, lineage.IN_PROCESS)))
+    execution.register_lineage(model, task, (*before, EarlierRun.of_certificate(made, notes.run, lineage.IN_PROCESS)))
     words, rows = single_class_note(notes.history), History.of(notes.history)
     return Result(model, rows, made, words, None, config, facts, task, (notes, state))

@@ -1,15 +1,23 @@
-"""The version, in a module of its own so that anything may import it; and those of what computes."""
+"""Version of the package, versions of its libraries, and the rank of this process; loads no torch."""
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib.metadata import version
 
 __version__ = "0.2.0"
-_LIBRARIES = ("torch", "numpy", "scipy")
+RENDEZVOUS = "SORDINO_RENDEZVOUS"  # environment variable that `sordino run --workers`, which watches its ranks, sets
+RANK = {"RANK", "WORLD_SIZE"}  # variables that torchrun and `sordino run --workers` set in each of several ranks
 
 
 def versions() -> dict[str, str]:
-    """What computes: this package, what it rests on, Python, and the machine's kind."""
-    known = {"sordino": __version__, **{name: version(name) for name in _LIBRARIES}}
-    return {**known, "python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+    """Versions of this package, its numeric libraries and Python, and the platform."""
+    libraries = {name: version(name) for name in ("torch", "numpy", "scipy")}
+    python = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+    return {"sordino": __version__, **libraries, **python}
+
+
+def local_rank() -> int:
+    """Number of this process on its machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))

@@ -6,8 +6,8 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from sordino.accounting.matrix.sensitivity import Patterns
-from sordino.accounting.matrix.toeplitz import Floats, errors
+from sordino.accounting.matrix import errors
+from sordino.accounting.sensitivity import Floats, Patterns
 
 
 def every_pattern(patterns: Patterns) -> list[tuple[int, ...]]:

@@ -29,8 +29,8 @@ from sordino.accounting.events import (
     Unprotected,
     has_bound,
 )
-from sordino.accounting.pld.pairs import Orders, Response
-from sordino.accounting.trials import Trials
+from sordino.accounting.pairs import Orders, Response
+from sordino.accounting.renyi import Trials
 from sordino.errors import PlanError
 
 Array = NDArray[np.float64]

@@ -22,7 +22,7 @@ import sordino
 from sordino.accounting import accountant, renyi
 from sordino.accounting.accountant import epsilon, rdp_epsilon
 from sordino.accounting.events import FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled
-from sordino.accounting.pld.loss_grid import gaussian_epsilon
+from sordino.accounting.pld import gaussian_epsilon
 
 SOURCE = Path(sordino.__file__).parent
 REMOVE, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
@@ -133,13 +133,13 @@ def test_a_coarse_grid_triples_a_small_epsilon_and_ours_does_not() -> None:
     assert found.value == pytest.approx(0.047, abs=0.001)
     assert library_pld(128 / 60_000, 20.0, 23_450, 1e-3, 1e-5) > 3 * found.value
     assert found.grid is not None
-    assert accountant.epsilon_on([(SMALL, 23_450)], "add_remove", 1e-5, found.grid / 2) == pytest.approx(
+    assert accountant.bound([(SMALL, 23_450)], "add_remove", 1e-5, found.grid / 2).value == pytest.approx(
         found.value, rel=0.001
     )
 
 
 def test_a_grid_that_is_not_refined_would_be_noticed() -> None:
-    assert accountant.epsilon_on([(SMALL, 23_450)], "add_remove", 1e-5, 1e-3) > 3 * 0.047
+    assert accountant.bound([(SMALL, 23_450)], "add_remove", 1e-5, 1e-3).value > 3 * 0.047
 
 
 def test_the_rounding_of_the_librarys_transform_falls_below_the_truth_and_ours_does_not() -> None:
@@ -153,7 +153,7 @@ def test_the_rounding_of_the_librarys_transform_falls_below_the_truth_and_ours_d
 @pytest.mark.parametrize("noise_multiplier", [0.6, 3.0])
 def test_every_grid_is_above_the_next_finer_one(noise_multiplier: float) -> None:
     entries = ((PoissonSampled(0.02, GaussianNoise(noise_multiplier)), 500),)
-    found = [accountant.epsilon_on(entries, "add_remove", 1e-5, grid) for grid in (1e-2, 4e-3, 1e-3, 2.5e-4)]
+    found = [accountant.bound(entries, "add_remove", 1e-5, grid).value for grid in (1e-2, 4e-3, 1e-3, 2.5e-4)]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
 
@@ -165,9 +165,8 @@ def test_on_the_same_grid_ours_is_the_librarys_to_a_millionth_from_above(
 ) -> None:
     grid, delta = 2e-3, 1e-5
     theirs = library_pld(rate, noise_multiplier, count, grid, delta)
-    ours = accountant.epsilon_on(
-        [(PoissonSampled(rate, GaussianNoise(noise_multiplier)), count)], "add_remove", delta, grid
-    )
+    sampled = PoissonSampled(rate, GaussianNoise(noise_multiplier))
+    ours = accountant.bound([(sampled, count)], "add_remove", delta, grid).value
     assert theirs * (1 - 1e-9) <= ours <= theirs * (1 + 1e-6)
 
 

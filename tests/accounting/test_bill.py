@@ -24,7 +24,7 @@ from sordino.accounting.events import (
     Shuffled,
     Unprotected,
 )
-from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.accounting.sensitivity import Patterns
 from sordino.certificate.build import headline, line_entry
 from sordino.parts.encoding import Clip, LaplacianSmoothing
 from sordino.parts.mechanisms import Gaussian, Laplace

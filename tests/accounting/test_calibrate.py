@@ -14,8 +14,8 @@ from tests.tiny import plan
 
 from sordino import calibrate
 from sordino.accounting import accountant, calibration
+from sordino.accounting.accountant import default_delta
 from sordino.accounting.composition import Line
-from sordino.accounting.delta import default_delta
 from sordino.accounting.events import Approximate, Event, GaussianNoise, LaplaceNoise, PoissonSampled, Relation
 from sordino.errors import PlanError, UnreachableError
 from sordino.parts.encoding import Clip

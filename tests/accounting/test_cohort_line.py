@@ -16,10 +16,10 @@ from tests.tiny import plan
 from sordino.accounting import accountant, renyi
 from sordino.accounting.composition import Participation
 from sordino.accounting.events import Event, GaussianNoise, LaplaceNoise, PoissonSampled, PubliclySampled, Relation
-from sordino.accounting.pld.loss_grid import gaussian_epsilon
+from sordino.accounting.pld import gaussian_epsilon
 from sordino.certificate.build import certificate
 from sordino.certificate.facts import Facts, participation, run_cost
-from sordino.cli.calculator import Question, answer, text
+from sordino.cli.planning import epsilon_of, epsilon_text
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import Clip
 from sordino.parts.mechanisms import Gaussian, Laplace
@@ -235,9 +235,9 @@ def test_the_certificate_says_what_a_client_in_k_rounds_is_promised() -> None:
 
 
 def test_the_calculator_says_it_too() -> None:
-    asked = Question(sampler="poisson", population=500, cohort=50, rounds=200, noise_multiplier=0.95, delta=0.002)
+    found = epsilon_of("poisson", 500, 200, delta=0.002, cohort=50, noise_multiplier=0.95)
     told = "averaged over the coins; by the number of rounds that a client is in: 23.86 in 20 (chance of more 0."
-    assert told in text(answer(asked))
+    assert told in epsilon_text(found)
 
 
 def test_laplace_noise_and_a_cap_have_the_line_too() -> None:

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from sordino.accounting.accountant import epsilon
+from sordino.accounting.accountant import default_delta, epsilon
 from sordino.accounting.calibration import calibrate
 from sordino.accounting.composition import Participation
-from sordino.accounting.delta import default_delta
 from sordino.accounting.events import Event, GaussianNoise, PoissonSampled, Relation
 from sordino.audit.trial_rounds import RecordingEngine
 from sordino.errors import PlanError
@@ -168,7 +167,7 @@ def test_a_workload_is_what_the_server_does(server: Sgd) -> None:
         rows.append(-memory["params"].numpy())
     found = server.workload(rounds)
     if found.ndim == 1:
-        from sordino.accounting.matrix.toeplitz import dense
+        from sordino.accounting.sensitivity import dense
 
         found = dense(found, rounds)
     assert np.allclose(np.stack(rows), found)
@@ -183,7 +182,7 @@ def test_calibration_finds_the_multiplier() -> None:
 @pytest.mark.parametrize("server", [Sgd(), Sgd(lr=Decay(1.0, 0.9), momentum=0.3)])
 @pytest.mark.parametrize("strategy", [BandedSquareRoot(4), Tree()])
 def test_the_forecast_of_noise_is_that_of_the_matrix(strategy: Strategy, server: Sgd) -> None:
-    from sordino.accounting.matrix.toeplitz import dense
+    from sordino.accounting.sensitivity import dense
 
     work = server.workload(20)
     whole = work if work.ndim == 2 else dense(work, 20)

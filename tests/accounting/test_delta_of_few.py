@@ -10,7 +10,7 @@ from tests.commands import Said, sordino
 from tests.engines.test_receipts import LOCAL, config
 from tests.tiny import seeded
 
-from sordino.accounting.delta import default_delta, few, largest_delta, meaning_of_delta
+from sordino.accounting.accountant import default_delta, few, largest_delta, meaning_of_delta
 from sordino.dpsgd.settings import checked_delta
 from sordino.errors import ConfigError
 from sordino.ledger.policy import load as load_policy

@@ -12,9 +12,9 @@ from tests.silos import SIZES, planned, silos
 from tests.tiny import plan as client_plan
 
 from sordino.accounting import accountant
+from sordino.accounting.accountant import silo_deltas
 from sordino.accounting.calibration import Budget, calibrate, calibrate_silos
 from sordino.accounting.composition import ADVERSARIES, Cost, Participation
-from sordino.accounting.delta import silo_deltas
 from sordino.accounting.events import (
     Event,
     FixedSampled,
@@ -26,7 +26,7 @@ from sordino.accounting.events import (
     Shuffled,
     Unprotected,
 )
-from sordino.accounting.matrix.toeplitz import dense
+from sordino.accounting.sensitivity import dense
 from sordino.certificate.build import certificate, headline
 from sordino.certificate.explain import ceilings
 from sordino.certificate.facts import Facts, participation

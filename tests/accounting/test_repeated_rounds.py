@@ -18,7 +18,7 @@ from tests.tiny import plan
 from sordino.accounting import accountant
 from sordino.accounting.composition import Line, Participation, repeated_rounds
 from sordino.accounting.events import Unprotected
-from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.accounting.sensitivity import Patterns
 from sordino.certificate.facts import Facts, run_cost
 from sordino.config import load_config
 from sordino.engines.base import Receipt

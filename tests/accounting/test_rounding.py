@@ -20,14 +20,14 @@ from tests.commands import federation, sordino
 
 import sordino as package
 from sordino.accounting import calibration as solving
+from sordino.accounting.accountant import check_delta, largest_delta
 from sordino.accounting.composition import Line
-from sordino.accounting.delta import check_delta, largest_delta
 from sordino.accounting.events import GaussianNoise
 from sordino.accounting.profiles import Ceiling
 from sordino.accounting.rounding import atleast, upto
 from sordino.audit import summary as audited
 from sordino.certificate import explain
-from sordino.cli import calculator, certificates, planning, tune_output
+from sordino.cli import planning, results, tune_output
 from sordino.errors import BudgetError, ConfigError, UnreachableError
 from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Item, Limit
@@ -60,11 +60,11 @@ COMPARED = {
     "delta": DELTA,
 }
 TEXTS = {
-    "epsilon": calculator.text(
+    "epsilon": planning.epsilon_text(
         {"adversaries": [LINE], "unit": "client", "accountant": "a", "method": "m", "grid": None}
     ),
     "calibrate": planning.calibrated_text({"free": "rounds", "value": 3, "out": None, **LINE}),
-    "certify": certificates.guarantee(MADE),
+    "certify": results.guarantee(MADE),
     "plan": planning._epsilon(LINE),
     "tune": tune_output._budget(LINE),
     "sweep": sweep_report.guarantee(MADE),
@@ -145,7 +145,7 @@ def test_what_cannot_be_reached_is_not_said_to_be_nearer_than_it_is() -> None:
     cheapest = Line("models", "add_remove", ((GaussianNoise(0.7), 1),))
     with pytest.raises(UnreachableError) as refused:
         solving.rounds(lambda n: cheapest, 0.1, 1e-5)
-    assert said(str(refused.value), "epsilon")[0] >= solving._exact(cheapest, 1e-5)
+    assert said(str(refused.value), "epsilon")[0] >= solving._epsilon(cheapest, 1e-5)
 
 
 @pytest.mark.parametrize("population", [7, 60, 1000, 12345])

@@ -27,7 +27,7 @@ from sordino.accounting.events import (
     Unprotected,
     has_bound,
 )
-from sordino.accounting.pld.pairs import Gauss, Orders, Pair, Present, Tails, is_own_mirror
+from sordino.accounting.pairs import Gauss, Orders, Pair, Present, Tails, is_own_mirror
 from sordino.errors import PlanError
 
 Array = NDArray[np.float64]
@@ -49,7 +49,7 @@ class TwoPoints(Pair):
     shift: int
 
     @property
-    def largest_loss(self) -> float:
+    def largest_loss(self) -> float:  # type: ignore[override]
         return self.decay * self.shift
 
     def tails(self, losses: Array) -> Tails:

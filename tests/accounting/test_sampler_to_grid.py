@@ -22,9 +22,9 @@ from tests.tiny import plan
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.accounting.sensitivity import Patterns
 from sordino.engines.base import Collected
-from sordino.engines.prepare import noised_total
+from sordino.engines.checks import noised_histogram
 from sordino.errors import PlanError
 from sordino.federation import secagg
 from sordino.loop import noised_sum
@@ -208,7 +208,7 @@ def test_every_cell_of_a_preparation_takes_in_the_same_noise(
 ) -> None:
     part = Histogram("age", 1.0, 0.0, 1.0, 4096)
     sweep.swept = True
-    found = noised_total(plan(release=release, prepare=(part,)), part, [(np.arange(4096) + 0.5) / 4096], Secure())
+    found = noised_histogram(plan(release=release, prepare=(part,)), part, [(np.arange(4096) + 0.5) / 4096], Secure())
     assert unevenness(found) < UNEVEN
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.tiny import plan
 
 from sordino.accounting import accountant
-from sordino.accounting.delta import check_delta, default_delta
-from sordino.accounting.profiles import upward
+from sordino.accounting.accountant import check_delta, default_delta
+from sordino.accounting.rounding import upward
 from sordino.certificate.build import certificate
 from sordino.certificate.certificate_file import compare
 from sordino.certificate.facts import Facts

@@ -81,7 +81,7 @@ def test_releases_that_are_billed_and_were_not_made_are_told_apart() -> None:
 
 def test_what_a_tuned_run_does_not_cover_is_a_whole_sentence() -> None:
     from sordino.accounting.composition import Selection
-    from sordino.accounting.trials import Trials
+    from sordino.accounting.renyi import Trials
 
     best = Selection(id="a", trials=Trials(2.0), over=("lr",), by="accuracy")
     assert not_covered(None, best)[0].endswith("only the trials that this run is the best of are accounted")

@@ -11,7 +11,8 @@ from scipy.stats import norm
 from sordino.accounting import accountant
 from sordino.accounting.composition import Line
 from sordino.accounting.events import Approximate, GaussianNoise, LaplaceNoise, PoissonSampled, Unprotected
-from sordino.accounting.profiles import EPSILONS, LEFT, dominates, gaussian, least_mu, regret, rounded_up, summary
+from sordino.accounting.profiles import EPSILONS, LEFT, dominates, gaussian, least_mu, regret, summary
+from sordino.accounting.rounding import rounded_up
 
 SAMPLED = Line("models", "add_remove", ((PoissonSampled(0.05, GaussianNoise(2.0)), 100),))
 LAPLACE = Line("models", "replace_one", ((LaplaceNoise(5.0), 4),))

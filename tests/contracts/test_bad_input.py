@@ -17,7 +17,7 @@ from tests.commands import contents, federation, lines, sordino, spelt_out
 
 from sordino import codec, recipes
 from sordino.accounting.calibration import Budget
-from sordino.accounting.trials import binomial_most
+from sordino.accounting.composition import binomial_most
 from sordino.codec.serialization import LARGEST
 from sordino.errors import LONGEST, DivergedError, UserError
 from sordino.ledger.budget import client_filter

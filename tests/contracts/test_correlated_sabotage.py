@@ -27,7 +27,7 @@ from sordino.parts.samplers import CyclicPoisson, Everyone, RoundRobin, Sampler
 from sordino.parts.server_optimizers import Sgd
 from sordino.parts.strategies import Banded, BandedSquareRoot, BufferedToeplitz, Strategy, Tree
 from sordino.plan import Plan
-from sordino.runs.checkpoint import Checkpoint
+from sordino.runs.writer import Checkpoint
 
 Patch = pytest.MonkeyPatch
 ROUNDS, TRIALS = 64, 20_000

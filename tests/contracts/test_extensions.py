@@ -19,7 +19,7 @@ from tests import tiny
 
 import sordino as so
 from sordino.accounting.events import GaussianNoise, PoissonSampled
-from sordino.accounting.pld.pairs import Orders, Response
+from sordino.accounting.pairs import Orders, Response
 
 DELTA = 1e-3
 FAMILIES: tuple[type[so.parts.Part], ...] = (

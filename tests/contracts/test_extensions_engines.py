@@ -21,7 +21,7 @@ from sordino.cli import app
 from sordino.errors import ConfigError, EngineError, PartError, PlanError
 from sordino.loop import run
 from sordino.runs.charge_log import PrefixHash
-from sordino.runs.checkpoint import Checkpoint
+from sordino.runs.writer import Checkpoint
 
 PATHS = ["batched", "sequential"]
 

@@ -39,7 +39,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "parts/mechanisms.py": frozenset({"standard_normal", "laplace", "integers", "random"}),  # the noise
     "accounting/events.py": frozenset({"laplace"}),  # no draw: the Renyi divergence of that name
     "parts/samplers.py": frozenset({"binomial", "choice", "permutation", "random"}),  # who takes part
-    "accounting/trials.py": frozenset({"poisson", "random"}),  # how often a private run is tried
+    "accounting/renyi.py": frozenset({"poisson", "random"}),  # how often a private run is tried
     "parts/record_samplers.py": frozenset(
         {"binomial", "choice", "integers", "permutation", "random"}
     ),  # a silo's batch
@@ -50,9 +50,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "dpsgd/batch_independence.py": frozenset({"choice", "integers", "normal", "random"})
     | frozenset({"bernoulli", "bernoulli_", "randint", "randperm"}),
     "graph/captured.py": frozenset({"randn", "randint"}),  # made-up records, on which a module is captured
-    "runs/writer.py": frozenset({"secrets"}),  # the name of a run
+    "runs/writer.py": frozenset({"secrets"}),  # the name of a run, and the key of its data's fingerprint
     "runs/rounds.py": frozenset({"secrets"}),  # the name of a run in memory
-    "runs/checkpoint.py": frozenset({"secrets"}),  # the key of the data's fingerprint
     "federation/local_federation.py": frozenset({"secrets", "token_bytes"}),  # keys of a loopback's nodes
     "federation/secagg.py": frozenset({"secrets", "token_bytes"}),  # the seed of a mask, and the id of a session
     "config/sections.py": frozenset({"permutation"}),  # which public rows choose, and which report

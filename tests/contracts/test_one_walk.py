@@ -113,7 +113,7 @@ def test_every_hop_of_the_walk_is_where_the_page_says() -> None:
     assert [name for name in named if not (Path(plans.__file__).parent / name).exists()] == []
 
 
-FUNCTIONS, FILES = 435, 78
+FUNCTIONS, FILES = 404, 67
 EXAMPLE = Path(plans.__file__).parents[2] / "examples" / "fed.toml"
 
 
@@ -163,4 +163,4 @@ def test_a_newcomer_reads_few_functions_before_the_first_round(tmp_path: Path) -
     checks = {"check", "check_needs", "check_run", "check_prepared"}
     once = [name for name in found if name[1] in checks and found[name] > 1]
     assert once == []
-    assert ("runs/resume.py", "resumed") not in found
+    assert ("runs/execution.py", "resumed") not in found

@@ -30,7 +30,7 @@ from sordino.audit.attacks import audit_preparation
 from sordino.audit.training_attacks import audit_membership
 from sordino.config import Config, load_config, parse
 from sordino.data.clients import Records
-from sordino.engines import prepare
+from sordino.engines import checks
 from sordino.engines.distributed import Distributed
 from sordino.errors import CertificateError, ConfigError, DataError, EngineError
 from sordino.ledger.budget import client_filter
@@ -250,16 +250,16 @@ def test_the_rounds_see_columns_scaled_and_imputed_by_the_release_alone(config: 
     task = config.build()
     state = State.initial(config.plan, task.layout.flatten(task.model))
     charged: list[int] = []
-    ready, after = prepare.begin(config.plan, task, Seeded(0), lambda t, _: charged.append(t), state)
-    assert charged == [prepare.BEFORE]
+    ready, after = checks.prepare_columns(config.plan, task, Seeded(0), lambda t, _: charged.append(t), state)
+    assert charged == [checks.BEFORE]
     (waiting,) = task.waiting
-    low, high, _ = waiting._estimate(prepare.known(after)["amount"])
+    low, high, _ = waiting._estimate(checks.released_histograms(after)["amount"])
     shares, x = task.clients.records.x[:, 0].double(), ready.clients.records.x[:, 0].double()
     there = shares >= 0
     assert torch.allclose(x[there], (2 * (shares[there] - low) / (high - low) - 1).clamp(-1, 1), atol=1e-5)
     assert len(set(x[~there].tolist())) == 1
-    again, same = prepare.begin(config.plan, task, Seeded(1), lambda t, _: charged.append(t), after)
-    assert charged == [prepare.BEFORE]  # what is remembered is neither drawn nor charged again
+    again, same = checks.prepare_columns(config.plan, task, Seeded(1), lambda t, _: charged.append(t), after)
+    assert charged == [checks.BEFORE]  # what is remembered is neither drawn nor charged again
     assert torch.equal(again.clients.records.x, ready.clients.records.x)
     assert same is after
 
@@ -353,11 +353,12 @@ def test_a_written_plan_has_its_columns_and_reads_back_the_same(config: Config, 
 
 
 def test_a_ledger_is_charged_for_columns(table: dict[str, Any]) -> None:
-    from sordino.runs.admission import _planned_request
+    from sordino.runs.admission import ledger_request, planned_facts
 
-    asked = _planned_request(parse(table))
+    config = parse(table)
+    asked = ledger_request(config, planned_facts(config))
     assert {item.silo for item in asked.items if isinstance(item.event, LaplaceNoise)} == {"A", "B"}
-    again = _planned_request(parse(table), prepared=2)
+    again = ledger_request(config, planned_facts(config, prepared=2))
     assert [item.count for item in again.items if isinstance(item.event, LaplaceNoise)] == [2, 2]
 
 
@@ -384,7 +385,7 @@ def test_a_sweep_reports_its_winner_on_rows_prepared_as_the_winners_were(tmp_pat
     (folder,) = (tmp_path / "a" / "runs").iterdir()
     kept = json.loads((folder / "prepared.json").read_text())
     totals = {name: np.asarray(one["noised_histogram"]) for name, one in kept.items()}
-    task = prepare.scaled(asked.config({"recipe.lr": 4.0}, validation=False).build(), totals)
+    task = checks.scaled(asked.config({"recipe.lr": 4.0}, validation=False).build(), totals)
     load_weights(task.model, load_file(folder / "model.safetensors"))
     assert told["reported"]["accuracy"] == task.evaluate(task.layout.flatten(task.model))["accuracy"] > 0.6
 
@@ -400,7 +401,7 @@ def test_an_audit_of_a_result_attacks_rows_as_the_rounds_saw_them(config: Config
     for out in (None, tmp_path / "run"):
         result = so.train(config.plan, task, out=out)
         (told,) = json.loads((result.save(tmp_path / f"kept {out is None}") / "prepared.json").read_text()).values()
-        trained = prepare.scaled(task, {"amount": np.asarray(told["noised_histogram"])})
+        trained = checks.scaled(task, {"amount": np.asarray(told["noised_histogram"])})
         wanted = audit_membership(result.model, trained)
         seen.append((result.audit()["membership"]["auc"], wanted.auc))
     assert all(found == wanted for found, wanted in seen)

@@ -67,8 +67,7 @@ def wide() -> nn.Module:
 
 
 PATHS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, Any], str]] = {
-    "one client, Winograd": (wide, (1, 8, 8), {}, "OneClient"),
-    "one client": (wide, (1, 8, 8), {"winograd": False}, "OneClient"),
+    "one client": (wide, (1, 8, 8), {}, "OneClient"),
     "many clients": (wide, (1, 8, 8), {"path": "batched"}, "ManyClients"),
     "linear": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), (1, 8, 8), {}, "LinearClients"),
     "dense": (lambda: nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)), (8,), {}, "DenseClients"),
@@ -119,7 +118,7 @@ def test_the_order_changes_no_gradient_of_sordino() -> None:
     """They treat all coordinates alike, so an engine may have them in the order in which it is fastest."""
     for gradient in (Plain(), Sam(0.05), Blur(0.1), Sam(0.05, adaptive=True)):
         assert LocalSgd(lr=0.1, epochs=1, gradient=gradient).any_order
-        fast, _, _ = moved("one client, Winograd", LocalSgd(lr=0.1, epochs=1, gradient=gradient))
+        fast, _, _ = moved("one client", LocalSgd(lr=0.1, epochs=1, gradient=gradient))
         plain, _, _ = moved("many clients", LocalSgd(lr=0.1, epochs=1, gradient=gradient))
         torch.testing.assert_close(fast, plain, rtol=1e-3, atol=1e-5)
     assert not LocalSgd(lr=0.1, epochs=1, gradient=Blur(0.1, FirstCoordinates())).any_order

@@ -13,7 +13,6 @@ from tests.tiny import clients, mlp, plan
 
 from sordino.config import load_config
 from sordino.data.datasets import write_memmap
-from sordino.outcome import declared_public
 from sordino.task import Task
 from sordino.training import train
 
@@ -122,7 +121,7 @@ def test_a_published_set_keeps_its_test() -> None:
     from sordino.config import TaskSpec
 
     spec = TaskSpec(dataset="digits")
-    (declared,) = declared_public(spec.build(10, seed=0))
+    (declared,) = spec.build(10, seed=0).declared_public
     assert (declared.rows, declared.by) == (359, "the publisher of the data set")
 
 

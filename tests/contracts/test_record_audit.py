@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sordino.audit.attacks import FEATURES, attack_record, canary_task
+from sordino.engines.dense_clients import LinearClients
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.engines.linear_clients import LinearClients
 from sordino.loop import Tally, one_round
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.mechanisms import Gaussian

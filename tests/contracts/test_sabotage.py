@@ -23,7 +23,7 @@ from sordino.audit.mechanism import Pipeline, audit_mechanism
 from sordino.audit.noise_test import failures, unexamined
 from sordino.audit.summary import audit_behaviour
 from sordino.engines.base import ClientJob, Collected, Worker
-from sordino.engines.linear_clients import LinearClients
+from sordino.engines.dense_clients import LinearClients
 from sordino.loop import run
 from sordino.parts import encoding
 from sordino.parts.encoding import Clip
@@ -310,7 +310,7 @@ def cohorts_of_a_run(clients: Sampler, seed: int) -> list[tuple[int, ...]]:
     layout = SimpleNamespace(flatten=lambda _: torch.zeros(3))
     task = SimpleNamespace(
         clients=clients, layout=layout, model=torch.nn.Linear(1, 1), evaluate=lambda _: {}, public=None, waiting=(),
-        check_code=lambda _: None, client_test=None,
+        knows_shapes=False, client_test=None,
     )  # fmt: skip
     planned = plan(clients, CentralNoise(Gaussian(1.0)))
     list(run(planned, cast(Any, task), engine=cast(Any, engine), streams=Seeded(seed)))

@@ -133,7 +133,7 @@ def public_objects(task: Task, result: Result) -> dict[str, object]:
     done = list(run(plan(), task))
     return {
         "task": task, "clients": task.clients, "records": task.test, "one silo": task.as_silo(0),
-        "server": task.as_server(), "result": result, "task of the result": result.task, "kept": result.kept,
+        "server": task.as_server(), "result": result, "task of the result": result.task, "kept": result.in_memory,
         "loader": loader, "optimizer": optimizer, "model": model, "sampler": loader.pieces, "pending": loader.pending,
         "piece": piece, "dataset": whole, "clients' batch": Batch(x[None], y[None]), "job": job, "round": done[-1],
         "state": done[-1].state, "seen": Predictions(x, y, task.losses), "Clients.of": Clients.of([(x, y)]),

@@ -13,9 +13,9 @@ from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
 import sordino as so
+from sordino.engines.dense_clients import has_written_gradient
 from sordino.engines.inprocess import InProcess
-from sordino.engines.linear_clients import can_write_out
-from sordino.engines.paths import Path
+from sordino.engines.objectives import Path
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import Tracing
 from sordino.models import ARCHITECTURES, build_seeded
@@ -94,7 +94,7 @@ def test_a_written_slope_of_the_users_own_runs_by_its_graph_on_the_fast_path() -
     held = [(x, y.float()) for x, y in clients()]
     fast = Task.of(seeded(nn.Linear(4, 1)), held, loss=Squares())
     slow = Task.of(seeded(nn.Linear(4, 1)), held, loss=lambda out, y: (out[:, 0] - y).square())
-    assert can_write_out(fast)
+    assert has_written_gradient(fast, single=True)
     asked = plan(release=NoNoise())
     torch.testing.assert_close(final(asked, fast), final(asked, slow), rtol=1e-5, atol=1e-6)
     assert so.train(asked, fast).certificate["own_code"]["why"].startswith("the loss captured as a graph")

@@ -13,7 +13,6 @@ from sordino.config import parse
 from sordino.data import files
 from sordino.data.datasets import load, preview
 from sordino.errors import ConfigError, DataError, UserError
-from sordino.outcome import declared_public
 
 HEADER = ["id", "amount", "state", "rank", "paid"]
 ROWS = [
@@ -285,7 +284,7 @@ def test_plan_agrees_with_a_run_on_files_that_fit(tmp_path: Path) -> None:
 
 def test_what_is_declared_of_columns_is_said_on_the_certificate(tmp_path: Path) -> None:
     config = parse(_config(tmp_path))
-    (said,) = declared_public(config.build())
+    (said,) = config.build().declared_public
     assert (said.rows, said.by) == (3, "the configuration: [task.options.columns]")
 
 
@@ -297,7 +296,7 @@ def test_a_number_of_classes_that_was_read_off_the_labels_is_said(tmp_path: Path
     config = parse(
         {"task": table, "recipe": {**recipe, "clip_norm": 1.0, "noise_multiplier": 1.0, "rounds": 1, "epochs": 1}}
     )
-    (said,) = declared_public(config.build())
+    (said,) = config.build().declared_public
     assert (said.rows, said.what) == (1, "number of classes")
 
 

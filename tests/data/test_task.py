@@ -16,7 +16,7 @@ from sordino.data.records import Partitioner
 from sordino.engines.inprocess import InProcess
 from sordino.errors import DataError
 from sordino.loop import check
-from sordino.runs.checkpoint import Fingerprint
+from sordino.runs.writer import Fingerprint
 from sordino.task import Task
 
 

@@ -16,7 +16,7 @@ from statistics import median
 import pytest
 from tests.deploy import hospitals
 
-from sordino.engines.jobs import Job
+from sordino.engines.messages import Job
 from sordino.federation.local_federation import HERE, LocalFederation, descendants, flower_command
 
 ECHO = """

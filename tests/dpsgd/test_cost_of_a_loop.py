@@ -16,7 +16,7 @@ from tests.dpsgd.loops import data, mlp, private, train, weights
 
 from sordino.accounting import accountant
 from sordino.accounting.events import GaussianNoise, PoissonSampled
-from sordino.accounting.profiles import upward
+from sordino.accounting.rounding import upward
 from sordino.certificate.build import line_entry
 from sordino.dpsgd.settings import calibrate_noise, loop_plan
 from sordino.errors import BudgetError, ConfigError, PlanError, UnreachableError

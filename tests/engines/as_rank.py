@@ -17,8 +17,7 @@ from tests.tiny import seeded
 
 from sordino.cli import main
 from sordino.engines.base import Collected
-from sordino.engines.distributed import Distributed, Served
-from sordino.engines.group import join
+from sordino.engines.distributed import Distributed, Served, join
 from sordino.errors import EngineError
 
 RANK = int(os.environ["RANK"])

@@ -121,13 +121,13 @@ def every_rank_adds_the_noise(rank: int) -> Iterator[None]:
 @contextmanager
 def noise_of_rank_one_is_lost(rank: int) -> Iterator[None]:
     """Clients of rank 1 send what they should, but for the noise of their own."""
-    honest = InProcessWorker.coins
+    honest = InProcessWorker.noise_streams
 
     def coins(self: InProcessWorker, owners: Any, t: int) -> list[Coins]:
         quiet = replace(self.plan.local, noise_multiplier=1e-9)  # type: ignore[type-var]
         return [replace(coin, solver=quiet if rank else coin.solver) for coin in honest(self, owners, t)]
 
-    yield from _while("coins", coins)
+    yield from _while("noise_streams", coins)
 
 
 def _while(name: str, instead: Any) -> Iterator[None]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sordino.data.clients import Clients
 from sordino.engines.batches import Reader
-from sordino.engines.dense_clients import DenseClients, can_chain
+from sordino.engines.dense_clients import DenseClients, has_written_gradient
 from sordino.engines.inprocess import InProcess
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.parts.gradients import Ball, Batch, Moreau
@@ -50,7 +50,7 @@ def batch_of(data: Task, mask: Tensor | None = None) -> Batch:
 @pytest.mark.parametrize("curve", CURVES)
 def test_the_written_gradient_is_autograds(curve: Any, loss: str, outputs: int, mask: Tensor | None) -> None:
     data = federation(net(curve, outputs, bias=loss != "mse"), loss, outputs)
-    assert can_chain(data)
+    assert has_written_gradient(data, single=False)
     rows, batch = noise(M, data.layout.size, seed=4), batch_of(data, mask)
     found = DenseClients(data).gradient(rows, batch)
     for i in range(M):
@@ -154,7 +154,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_any_other_model_is_left_to_autograd(name: str) -> None:
-    assert not can_chain(federation(OTHERS[name]()))
+    assert not has_written_gradient(federation(OTHERS[name]()), single=False)
 
 
 class Written(nn.Module):
@@ -174,7 +174,7 @@ def test_a_module_of_the_users_own_that_is_a_chain_takes_the_same_path() -> None
     """Its graph is read, so a class of one's own costs nothing: the same gradient as by autograd."""
     for model in (seeded(Written()), Own(nn.Flatten(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))):
         data = federation(model)
-        assert can_chain(data)
+        assert has_written_gradient(data, single=False)
         dense, many = DenseClients(data), ManyClients(data)
         x, y = data.clients.records.x[None], data.clients.records.y[None]
         w = dense.place(data.layout.flatten(model), 1)
@@ -183,5 +183,5 @@ def test_a_module_of_the_users_own_that_is_a_chain_takes_the_same_path() -> None
 
 def test_a_loss_of_the_users_own_is_left_to_autograd() -> None:
     data = Task(net(), Clients.of(clients(shape=(2, 3))), loss=lambda out, y: (out.sum(1) - y) ** 2)
-    assert not can_chain(data)
+    assert not has_written_gradient(data, single=False)
     assert isinstance(InProcess(path="sequential").prepare(plan(), data, Seeded(0)).objective, OneClient)

@@ -9,9 +9,8 @@ from tests.tiny import plan
 from torch import Tensor, nn
 
 from sordino.accounting.bounds import Norm
-from sordino.engines.dense_clients import DenseClients
+from sordino.engines.dense_clients import DenseClients, LinearClients
 from sordino.engines.inprocess import InProcess
-from sordino.engines.linear_clients import LinearClients
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.local_solvers import LocalSgd

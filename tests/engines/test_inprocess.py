@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sordino.data.clients import Clients, Records
 from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.engines.objectives import OneClient
-from sordino.engines.paths import choose_path
+from sordino.engines.objectives import OneClient, choose_path
 from sordino.errors import ConfigError, PlanError
 from sordino.loop import run
 from sordino.parts.encoding import Adaptive, Clip

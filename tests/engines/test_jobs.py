@@ -20,8 +20,7 @@ from tests.tiny import plan
 
 from sordino import codec
 from sordino.config import parse
-from sordino.engines.frames import MOST_BROADCAST, Frame
-from sordino.engines.jobs import Job, Reply, read_plan
+from sordino.engines.messages import MOST_BROADCAST, Frame, Job, Reply, read_plan
 from sordino.errors import DataError
 from sordino.parts.encoding import Clip, Public
 from sordino.parts.sparsify import PublicMask
@@ -95,7 +94,9 @@ def test_a_job_has_one_name_whenever_it_is_asked_for_and_another_if_anything_els
 def test_every_kind_stands_ready_before_a_plan_is_read() -> None:
     """A fresh process that imports nothing but the jobs reads the plans of all recipes."""
     made = [codec.to_json(parse(tomllib.loads(example(name))).plan) for name in RECIPES]
-    code = "import sys, json\nfrom sordino.engines.jobs import read_plan\nfor p in json.load(sys.stdin): read_plan(p)"
+    code = (
+        "import sys, json\nfrom sordino.engines.messages import read_plan\nfor p in json.load(sys.stdin): read_plan(p)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], input=json.dumps(made), text=True, capture_output=True, check=False
     )
@@ -114,7 +115,7 @@ def changed(body: bytes, **words: Any) -> bytes:
 
 def arrays(body: bytes, **instead: np.ndarray[Any, Any]) -> bytes:
     frame = Frame.of_bytes(body, 1 << 20, 1 << 20)
-    return Frame(frame.kind, frame.said, {**frame.arrays, **instead}).to_bytes()
+    return Frame(frame.kind, frame.fields, {**frame.arrays, **instead}).to_bytes()
 
 
 WHOLE = ASKED.to_bytes()

@@ -13,8 +13,8 @@ from tests.tiny import clients, mlp, noise, plan, seeded, task
 from torch import Tensor, nn
 
 from sordino.data.clients import Clients, Records
+from sordino.engines.dense_clients import LinearClients, dense_stages, has_written_gradient
 from sordino.engines.inprocess import InProcess
-from sordino.engines.linear_clients import LinearClients, can_write_out, linear_layer
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.layout import Layout
 from sordino.parts.gradients import Batch
@@ -51,7 +51,7 @@ def test_the_written_gradient_is_autograds(
     loss: str, outputs: int, labels: bool, bias: bool, mask: Tensor | None
 ) -> None:
     data = linear_task(loss, bias, outputs, labels)
-    assert can_write_out(data)
+    assert has_written_gradient(data, single=True)
     table = data.clients.records
     where = torch.from_numpy(np.random.default_rng(3).integers(B, size=(M, B)))
     rows = noise(M, data.layout.size, seed=4)
@@ -143,32 +143,35 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_any_other_model_is_not_written_out(name: str) -> None:
-    assert linear_layer(task(model=OTHERS[name]())) is None
+    assert len(dense_stages(task(model=OTHERS[name]()))) != 1
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_any_other_model_is_left_to_autograd(name: str) -> None:
     data = task(model=OTHERS[name]())
-    assert not can_write_out(data)
+    assert not has_written_gradient(data, single=True)
     assert InProcess().prepare(plan(), data, Seeded(0)).header["gradient"] in ("ManyClients", "OneClient")
 
 
 def test_a_linear_model_is_written_out_however_it_is_wrapped() -> None:
     layer = nn.Linear(4, 3)
     for model in (layer, nn.Sequential(layer), nn.Sequential(nn.Flatten(), nn.Sequential(layer)), Wrapped(layer)):
-        assert linear_layer(task(model=model)) is layer
+        assert len(dense_stages(task(model=model))) == 1
         assert InProcess().prepare(plan(), task(model=model), Seeded(0)).header["gradient"] == "LinearClients"
+
+
+def written(model: nn.Module, held: Any, loss: Any = "cross_entropy") -> bool:
+    return has_written_gradient(Task.of(model, held, loss=loss), single=True)
 
 
 def test_other_losses_targets_and_widths_are_left_to_autograd() -> None:
     layer = nn.Linear(4, 3)
-    chances = [(x, torch.softmax(noise(len(x), 3), 1)) for x, _ in clients()]
-    assert can_write_out(Task.of(layer, clients()))
-    assert not can_write_out(Task.of(layer, chances))  # cross entropy of probabilities
-    assert can_write_out(Task.of(nn.Linear(4, 1), [(x, y % 2) for x, y in clients()], loss="logistic"))
-    assert not can_write_out(Task.of(layer, clients(), loss=lambda out, y: (out - 1).square().mean(1)))
+    assert written(layer, clients())
+    assert not written(layer, [(x, torch.softmax(noise(len(x), 3), 1)) for x, _ in clients()])  # of probabilities
+    assert written(nn.Linear(4, 1), [(x, y % 2) for x, y in clients()], "logistic")
+    assert not written(layer, clients(), lambda out, y: (out - 1).square().mean(1))
     rows = [(x, y[:, None].expand(-1, 2)) for x, y in clients(shape=(2, 4))]  # one row of scores per row of x
-    assert not can_write_out(Task.of(layer, rows, loss=lambda out, y: (out - y[..., None]).square().mean((1, 2))))
+    assert not written(layer, rows, lambda out, y: (out - y[..., None]).square().mean((1, 2)))
 
 
 # ---- convolutions lie channels last ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from sordino.engines.jobs import END, Limits, Order
+from sordino.engines.messages import END, Limits, Order
 from sordino.errors import DataError, RankError
 from sordino.parts.encoding import Public
 from sordino.runs.launch import launch
@@ -35,9 +35,9 @@ PUBLIC = Public(t=3, clip_norm=0.1, size=10, mask=torch.tensor([1, 9]))
     ],
 )
 def test_what_rank_zero_says_is_what_the_others_read(order: Order) -> None:
-    read = LIMITS.read(order.written())
+    read = LIMITS.read(order.to_bytes())
     assert read is not None
-    assert len(order.written()) <= LIMITS.most
+    assert len(order.to_bytes()) <= LIMITS.most
     if order.public is None or order.cohort is None:
         assert read == order
         return
@@ -67,15 +67,15 @@ def test_the_end_of_a_run_is_an_order_too() -> None:
         b'{"t": 1}\n',
         b"[" * 4000,
         b"\x80\x04\x95",
-        Order(PUBLIC, COHORT).written()[:-8],
-        Order(PUBLIC, COHORT).written() + b"\0" * 8,
-        Order(PUBLIC, np.array([6])).written(),
-        Order(PUBLIC, np.array([-1])).written(),
-        Order(Public(t=0, mask=torch.tensor([10])), COHORT).written(),
-        Order(Public(t=-1), COHORT).written(),
-        Order(Public(t=0, clip_norm=math.nan), COHORT).written(),
-        Order(PUBLIC, COHORT).written().replace(b'"t": 3', b'"t": true'),
-        Order(PUBLIC, COHORT).written().replace(b'"<i8", 3]', b'"<i8", -2]'),
+        Order(PUBLIC, COHORT).to_bytes()[:-8],
+        Order(PUBLIC, COHORT).to_bytes() + b"\0" * 8,
+        Order(PUBLIC, np.array([6])).to_bytes(),
+        Order(PUBLIC, np.array([-1])).to_bytes(),
+        Order(Public(t=0, mask=torch.tensor([10])), COHORT).to_bytes(),
+        Order(Public(t=-1), COHORT).to_bytes(),
+        Order(Public(t=0, clip_norm=math.nan), COHORT).to_bytes(),
+        Order(PUBLIC, COHORT).to_bytes().replace(b'"t": 3', b'"t": true'),
+        Order(PUBLIC, COHORT).to_bytes().replace(b'"<i8", 3]', b'"<i8", -2]'),
     ],
 )
 def test_what_rank_zero_would_not_say_is_refused(body: bytes) -> None:
@@ -84,7 +84,7 @@ def test_what_rank_zero_would_not_say_is_refused(body: bytes) -> None:
 
 
 def test_damaged_orders_are_refused_or_name_only_clients_and_coordinates_that_exist() -> None:
-    rng, whole = np.random.default_rng(0), Order(PUBLIC, COHORT).written()
+    rng, whole = np.random.default_rng(0), Order(PUBLIC, COHORT).to_bytes()
     for _ in range(500):
         body = bytearray(whole)
         body[rng.integers(len(body))] ^= 1 << int(rng.integers(8))
@@ -107,7 +107,7 @@ ENEMY = """
 import os, sys
 import torch.distributed as dist
 from tests.engines.cases import CASES
-from sordino.engines.distributed import Distributed, _print, join
+from sordino.engines.distributed import Distributed, _fingerprint, join
 case = CASES["central noise"]
 if os.environ["RANK"] == "1":
     Distributed().prepare(case.plan, case.task, case.streams)
@@ -116,7 +116,7 @@ class Evil:
     def __reduce__(self):
         return os.mkdir, (sys.argv[1],)
 
-join(case.task.device, 60.0).compare(_print(case.plan, case.task, case.streams))
+join(case.task.device, 60.0).compare(_fingerprint(case.plan, case.task, case.streams))
 dist.broadcast_object_list([Evil()], src=0)
 sys.exit(4)  # says nothing more
 """
@@ -133,8 +133,8 @@ def test_a_pickle_that_runs_code_is_refused_by_the_rank_that_hears_it(
 
 LISTENS = """
 import os, sys, torch
-from sordino.engines.group import join
-join(torch.device("cpu"), 60.0).compare("00")
+from sordino.engines.distributed import join
+join(torch.device("cpu"), 60.0).compare(b"0")
 held = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
 own = {os.stat(fd).st_ino for fd in held if os.path.exists(fd)}
 rows = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}").readlines()[1:]]
@@ -155,13 +155,13 @@ def test_ranks_of_one_machine_listen_on_the_loopback_only(tmp_path: Path, monkey
 LEAVES = """
 import atexit, torch, torch.distributed as dist
 atexit.register(lambda: print("there" if dist.is_initialized() else "left"))
-from sordino.engines.group import join
+from sordino.engines.distributed import join
 join(torch.device("cpu"), 60.0)
 """
 MEETS = """
 import torch
-import sordino.engines.group as group
-group.ANSWER = 1.0
+import sordino.engines.distributed as group
+group.STORE_SECONDS = 1.0
 try:
     group.join(torch.device("cpu"), 600.0)
 except group.RankError as error:

@@ -11,9 +11,9 @@ from tests.tiny import noise, plan, seeded
 from torch import Tensor, nn
 
 import sordino.engines
-from sordino.engines import paths
+from sordino.engines import objectives
 from sordino.engines.inprocess import InProcess
-from sordino.engines.paths import PATHS, choose_path
+from sordino.engines.objectives import PATHS, choose_path
 from sordino.parts.gradients import Moreau
 from sordino.parts.local_solvers import LocalSgd
 from sordino.rng import Seeded
@@ -59,7 +59,7 @@ def test_an_envelope_goes_only_where_it_is_computed() -> None:
 
 
 def test_large_steps_go_one_client_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "BATCH_BELOW", {"cpu": 1.0})
+    monkeypatch.setattr(objectives, "BATCH_BELOW", {"cpu": 1.0})
     assert [PATHS.index(choose_path(plan(), task(model))) for model in MODELS.values()] == [0, 1, 3, 3]
 
 
@@ -68,7 +68,7 @@ def test_every_way_computes_the_same_gradient() -> None:
     batch = next(iter(InProcess().prepare(plan(), data, Seeded(0)).reader.batches(torch.tensor([0]).numpy(), [ROWS])))
     found: list[Tensor] = []
     for way in (PATHS[0], PATHS[2], PATHS[3]):
-        ours = way.make(data, paths.Settings(True, Seeded(0)))
+        ours = way.make(data, plan(), Seeded(0))
         start = ours.place(w[0], 1)
         found.append(ours.gradient(start, batch).clone())
     assert all(torch.allclose(found[0], other, atol=1e-6) for other in found)

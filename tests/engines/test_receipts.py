@@ -14,12 +14,11 @@ from tests.engines.wires import Wires, lost
 from sordino.accounting import accountant
 from sordino.config import Config, parse
 from sordino.engines.base import Receipt
-from sordino.engines.jobs import Job
-from sordino.engines.remote import Remote
-from sordino.engines.replies import InMemoryReplyStore, Silo
+from sordino.engines.messages import Job
+from sordino.engines.remote import InMemoryReplyStore, Remote, Silo
 from sordino.errors import BudgetError, CertificateError, QuorumError
 from sordino.loop import RoundReceipts
-from sordino.outcome import spent
+from sordino.outcome import count_charges
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
 from sordino.runs.execution import execute
@@ -187,7 +186,7 @@ def test_half_a_receipt_after_a_kill_is_dropped(tmp_path: Path) -> None:
 def test_the_bill_is_the_last_receipt_and_since_then_asked_minus_refused(settled: Any, wanted: list[int]) -> None:
     plan: Plan = config(clients={"kind": "poisson", "population": 2, "rate": 0.5}).plan
     assert isinstance(plan.clients, Poisson)
-    assert spent(plan, [0, 1], [np.array([0, 1]), np.array([0])], settled).tolist() == wanted
+    assert count_charges(plan, [0, 1], [np.array([0, 1]), np.array([0])], settled).total.tolist() == wanted
 
 
 SHARES = {"kind": "noise_shares", "noise_multiplier": 2.0, "at_least": 3}
@@ -213,7 +212,7 @@ SHARES = {"kind": "noise_shares", "noise_multiplier": 2.0, "at_least": 3}
 def test_a_round_again_is_a_charge_unless_the_silo_sends_the_same_bytes(
     release: Any, rounds: list[int], settled: list[RoundReceipts], wanted: int
 ) -> None:
-    assert spent(config(release).plan, rounds, [], settled)[0] == wanted
+    assert count_charges(config(release).plan, rounds, [], settled).total[0] == wanted
 
 
 # ---- the server's own budget -----------------------------------------------------------------------------------------

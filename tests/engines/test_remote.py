@@ -18,9 +18,8 @@ from torch import Tensor
 
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.engines.jobs import Job, Reply
-from sordino.engines.remote import Remote, RemoteWorker
-from sordino.engines.replies import InMemoryReplyStore, Silo, answer
+from sordino.engines.messages import Job, Reply
+from sordino.engines.remote import InMemoryReplyStore, Remote, RemoteWorker, Silo, noised_reply, worker_of
 from sordino.errors import BudgetError, ConfigError, DataError, EngineError, QuorumError
 from sordino.loop import Tally, run
 from sordino.parts.encoding import Adaptive, Clip, Public
@@ -85,7 +84,7 @@ def test_what_a_silo_computes_is_bit_for_bit_the_row_of_the_engine() -> None:
     for client in range(6):
         total = worker.fold(ClientJob(public, start, np.array([client])))[0]
         job = Job(RUN, wanted, client, "simulation", 5, public=public, start=start)
-        reply = answer(wanted, task.as_silo(client), job, SEED)
+        reply = noised_reply(worker_of(wanted, task.as_silo(client), SEED), job, lambda _: 1)
         assert reply.row is not None
         assert torch.equal(reply.row.double(), total)
 

@@ -61,7 +61,7 @@ def test_trusted_models_that_mix_records_are_found_by_a_look(name: str) -> None:
 
 
 def test_the_engine_itself_looks_where_nobody_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_check_apart", lambda *_: None)
+    monkeypatch.setattr(checks, "_check_trusted_code", lambda *_: None)
     torch.manual_seed(1)
     mixing = task(MIXERS["x minus its mean"](), own_code="trusted")
     with pytest.raises(PlanError, match="other records"):

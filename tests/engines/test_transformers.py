@@ -22,7 +22,7 @@ from sordino.errors import DataError, PlanError
 from sordino.models.nets import InMemoryModel
 from sordino.outcome import load_weights, model_bytes
 from sordino.parts.record_solvers import BatchGradient
-from sordino.runs.checkpoint import Fingerprint
+from sordino.runs.writer import Fingerprint
 from sordino.task import Task
 
 CLIENTS, EACH = 4, 6

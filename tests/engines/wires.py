@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from sordino.engines.jobs import Job
-from sordino.engines.replies import Silo
+from sordino.engines.messages import Job
+from sordino.engines.remote import Silo
 from sordino.task import Task
 
 Fault = Callable[[int, Job, bytes], list[bytes]]  # (which ask, job, reply) -> what arrives

@@ -11,8 +11,7 @@ import pytest
 from tests.engines.wires import Wires
 
 from sordino.config import Config, parse
-from sordino.engines.remote import Remote
-from sordino.engines.replies import Silo
+from sordino.engines.remote import Remote, Silo
 from sordino.federation.app import server_task
 from sordino.federation.silo_service import SiloSpec, silo_task
 from sordino.runs.execution import Executed, execute

@@ -13,7 +13,7 @@ from tests.tiny import plan as client_plan
 
 from sordino.accounting.events import GaussianNoise, PoissonSampled
 from sordino.certificate.facts import OwnCode
-from sordino.engines.jobs import Job
+from sordino.engines.messages import Job
 from sordino.errors import ConfigError
 from sordino.federation.silo_service import LedgerReplyStore
 from sordino.ledger.ledger import Ledger

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from typing import Any
@@ -17,8 +18,8 @@ pytest.importorskip("numba")
 from sordino import kernels
 from sordino.data.clients import Clients
 from sordino.engines.batches import Reader
+from sordino.engines.dense_clients import LinearClients
 from sordino.engines.inprocess import InProcess
-from sordino.engines.linear_clients import LinearClients
 from sordino.errors import DataError
 from sordino.loop import run
 from sordino.parts.gradients import Ball, Batch
@@ -29,7 +30,7 @@ from sordino.parts.samplers import Everyone
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
 from sordino.rng import Seeded
 from sordino.task import Task
-from sordino_papers.grid import run_grid
+from sordino_papers.grid import StackedClients, run_grid
 
 LOSSES = ("cross_entropy", "mse", "logistic", "absolute", "hinge", Quantile(0.3))
 SIZES = (7, 1, 0, 12)
@@ -44,8 +45,8 @@ def federation(loss: str | Loss = "cross_entropy", outputs: int = 3, inputs: int
     return Task(model, Clients.of(parts), loss=loss)
 
 
-def objective(task: Task, kernel: bool) -> LinearClients:
-    made = LinearClients(task)
+def objective(task: Task, kernel: bool, kind: type[Any]) -> Any:
+    made = kind(task)
     assert made.kernel
     made.kernel = kernel
     return made
@@ -57,7 +58,8 @@ def descended(task: Task, kernel: bool, local: LocalSgd, seed: int = 3) -> Tenso
     drawn = [local.indices(size, rng) for size, rng in zip(SIZES, coins, strict=True)]
     batches = Reader(task.clients, torch.device("cpu")).batches(np.arange(len(SIZES)), drawn)
     start = task.layout.flatten(task.model)
-    found = objective(task, kernel).descend(start, batches, len(SIZES), float(local.lr), local.weight_decay)  # type: ignore[arg-type]
+    made, lr = objective(task, kernel, LinearClients), float(local.lr)  # type: ignore[arg-type]
+    found: Tensor | None = made.descend(start, batches, len(SIZES), lr, local.weight_decay)
     assert found is not None
     return found
 
@@ -93,9 +95,10 @@ def test_a_label_without_a_score_is_refused_before_memory_is_touched(label: int)
 
 
 def pulled(task: Task, rows: Any, ball: Ball, kernel: bool) -> Tensor:
-    made, w = objective(task, kernel), task.layout.flatten(task.model) * torch.linspace(0.5, 2, len(rows))[:, None]
+    made: StackedClients = objective(task, kernel, StackedClients)
+    w = task.layout.flatten(task.model) * torch.linspace(0.5, 2, len(rows))[:, None]
     records = task.clients.records
-    sizes = made.sizes(records.x.flatten(1), ball.norm)
+    sizes = made.stages[0].sizes(records.x.flatten(1), ball.norm)
     if kernel:
         return made.pulled(w, rows, records, sizes, ball, np.arange(len(rows))[::-1].copy())
     where = torch.from_numpy(rows)
@@ -142,7 +145,7 @@ def test_a_run_and_a_grid_are_the_same_with_and_without(monkeypatch: pytest.Monk
     )
     found = []
     for on in (True, False):
-        monkeypatch.setattr(kernels, "available", lambda on=on: on)
+        monkeypatch.setattr(kernels, "AVAILABLE", on)
         header = InProcess().prepare(fed, data, Seeded(0)).header
         assert header["loops"] == ("compiled" if on else "torch")
         state = [one.state for one in run(fed, data, streams=Seeded(5))][-1]
@@ -176,10 +179,11 @@ def test_a_folder_that_cannot_be_written_to_is_no_reason_to_fail(monkeypatch: py
 
 
 def test_kernels_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernels.AVAILABLE
     monkeypatch.setenv("SORDINO_KERNELS", "off")
-    kernels.available.cache_clear()
     try:
-        assert not kernels.available()
+        assert not importlib.reload(kernels).AVAILABLE
         assert not LinearClients(federation()).kernel
     finally:
-        kernels.available.cache_clear()
+        monkeypatch.undo()
+        assert importlib.reload(kernels).AVAILABLE

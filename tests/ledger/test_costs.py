@@ -11,7 +11,7 @@ from tests.tiny import plan as client_plan
 
 from sordino.accounting import accountant
 from sordino.accounting.events import GaussianNoise, PoissonSampled
-from sordino.ledger.charges import SiloCost
+from sordino.ledger.budget import SiloCost
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.totals import Item, Limit
 from sordino.parts.mechanisms import Gaussian

@@ -19,12 +19,11 @@ from sordino.accounting.events import (
     Relation,
     Unprotected,
 )
-from sordino.accounting.pld.loss_grid import gaussian_epsilon
+from sordino.accounting.pld import gaussian_epsilon
 from sordino.errors import BudgetError, ConfigError, PlanError
 from sordino.ledger import totals
-from sordino.ledger.entries import JobEntry, LimitEntry, RunEntry
 from sordino.ledger.ledger import Ledger, Request
-from sordino.ledger.totals import Block, Item, Limit
+from sordino.ledger.totals import Block, Item, JobEntry, Limit, LimitEntry, RunEntry
 
 GAUSS = GaussianNoise(4.0)
 DELTA = 1e-5

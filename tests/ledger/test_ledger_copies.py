@@ -19,9 +19,8 @@ from sordino.accounting.events import GaussianNoise, PoissonSampled
 from sordino.config import Config, load_config
 from sordino.errors import BudgetError, ConfigError, StorageError
 from sordino.ledger import journal
-from sordino.ledger.backup import backup, restore
-from sordino.ledger.head_file import SLOT, Head, HeadFile
-from sordino.ledger.ledger import Ledger, Request
+from sordino.ledger.journal import SLOT, Head, HeadFile
+from sordino.ledger.ledger import Ledger, Request, restore
 from sordino.ledger.totals import Item, Limit
 from sordino.runs import admission, execution, rounds
 from sordino.runs.folder import RunFolder
@@ -217,7 +216,7 @@ def test_after_a_restore_that_lost_charges_nothing_is_charged_before_the_limit_i
     file: Path, known: bool
 ) -> None:
     with Ledger.open(file) as ledger:
-        backup(ledger, file.parent / "b")
+        ledger.backup(file.parent / "b")
         charged(ledger, 3, 2)
     file.unlink()
     if not known:

@@ -23,7 +23,6 @@ import pytest
 from sordino.accounting.events import GaussianNoise
 from sordino.errors import UserError
 from sordino.ledger import journal
-from sordino.ledger.backup import backup
 from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Item, Limit
 
@@ -221,5 +220,5 @@ def test_a_backup_of_a_silo_that_serves_holds_every_charge_that_was_made_before_
             charged_more(folder, coins)
             before = drawn(folder)
             with Ledger.open(folder / "l") as ledger:
-                head = backup(ledger, folder / f"backup{k}")
+                head = ledger.backup(folder / f"backup{k}")
             assert head.lines - 2 >= before

@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 
 from sordino.accounting.events import GaussianNoise
-from sordino.accounting.pld.loss_grid import gaussian_epsilon
-from sordino.ledger.entries import JobEntry
+from sordino.accounting.pld import gaussian_epsilon
 from sordino.ledger.ledger import Ledger, Request
-from sordino.ledger.totals import Item, Limit
+from sordino.ledger.totals import Item, JobEntry, Limit
 
 KILLS = 200 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 20
 ROOM, RACERS = 60, 8

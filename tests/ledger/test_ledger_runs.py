@@ -16,13 +16,12 @@ from tests.commands import ROUNDS, federation, sordino
 from sordino.accounting import accountant
 from sordino.accounting.composition import Line
 from sordino.accounting.events import Event, GaussianNoise, PoissonSampled
-from sordino.accounting.profiles import upward
+from sordino.accounting.rounding import upward
 from sordino.certificate.certificate_file import schema
 from sordino.config import load_config
 from sordino.errors import CertificateError, ConfigError
-from sordino.ledger.entries import Account, Run, RunEntry
 from sordino.ledger.ledger import Ledger
-from sordino.ledger.totals import Item, total
+from sordino.ledger.totals import Account, Item, Run, RunEntry, total
 from sordino.runs import admission, execution, rounds
 from sordino.runs.folder import RunFolder
 
@@ -120,7 +119,7 @@ def test_two_runs_that_race_for_the_last_of_a_budget_cannot_both_have_it(tmp_pat
     assert lost.returncode == 1
     assert spent(tmp_path)["runs"] == 1
     with Ledger.open(tmp_path / "ours.ledger") as ledger, pytest.raises(Exception, match="would have spent"):
-        ledger.admit("late", "digits", admission._planned_request(config), whole=True)
+        ledger.admit("late", "digits", admission.ledger_request(config, admission.planned_facts(config)), whole=True)
 
 
 @pytest.mark.parametrize("runs", [4])

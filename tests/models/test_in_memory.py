@@ -19,7 +19,7 @@ from sordino.data import datasets
 from sordino.errors import ConfigError, DataError
 from sordino.outcome import DIAGNOSTIC
 from sordino.runs import rounds
-from sordino.runs.loading import keep_audit
+from sordino.runs.folder import keep_audit
 from sordino.task import Task
 
 TEST = clients((20,))[0]

@@ -18,7 +18,7 @@ import pytest
 from tests.commands import sordino
 from tests.tiny import SIZES, clients, mlp, plan
 
-from sordino.accounting.delta import default_delta
+from sordino.accounting.accountant import default_delta
 from sordino.data.clients import Records
 from sordino.errors import ConfigError
 from sordino.loop import run

@@ -30,7 +30,7 @@ from sordino.parts.server_optimizers import Sgd
 from sordino.parts.sparsify import PublicMask, SparsifyUpdate
 from sordino.rng import Seeded
 from sordino.runs.charge_log import PrefixHash
-from sordino.runs.checkpoint import STATE, Checkpoint
+from sordino.runs.writer import STATE, Checkpoint
 from sordino.task import Task
 
 ODD = (0.0, 1e-45, 1e-38, 1e-19, 1.0, -1.0, 1e15, 3e38, math.nan, math.inf)

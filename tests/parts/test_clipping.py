@@ -73,10 +73,10 @@ def test_a_factor_beyond_float32_is_applied_in_float64() -> None:
     assert torch.allclose(found, torch.tensor([[3.4e-4], [1e15]]), rtol=1e-6)
 
 
-@pytest.mark.skipif(not kernels.available(), reason="needs numba")
+@pytest.mark.skipif(not kernels.AVAILABLE, reason="needs numba")
 @pytest.mark.parametrize("clip_norm", RADII)
 def test_machine_code_has_the_same_rule(clip_norm: float) -> None:
-    from sordino.kernels.linear import factor
+    from sordino_papers.grid_kernel import factor
 
     norms = [*table(clip_norm), *BAD]
     wanted: Tensor = factors(torch.tensor(norms, dtype=torch.float64), clip_norm).float()

@@ -11,8 +11,8 @@ import torch
 from tests.tiny import final, mlp, noise, plan, rounds, seeded, task
 from torch import Tensor, nn
 
+from sordino.engines.dense_clients import LinearClients
 from sordino.engines.inprocess import InProcess
-from sordino.engines.linear_clients import LinearClients
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.errors import PlanError
 from sordino.parts.encoding import Clip

@@ -11,7 +11,7 @@ from tests import tiny
 from tests.tiny import plan, task
 
 import sordino as so
-from sordino.engines.frames import Frame, public_arrays, public_of, public_said
+from sordino.engines.messages import Frame
 from sordino.errors import PlanError
 
 SEEN: list[dict[str, float]] = []
@@ -60,10 +60,10 @@ def test_what_a_step_learns_reaches_the_clients_of_later_rounds() -> None:
 
 def test_what_a_step_learned_is_in_the_message_to_a_remote_client() -> None:
     public = so.parts.Public(3, 1.0, 5, state={"size": 0.25})
-    assert public_of(Frame("round", public_said(public), public_arrays(public)), 5).state == {"size": 0.25}
+    assert Frame.of_round(public, {}, {}).public(5).state == {"size": 0.25}
     for wrong in (None, {"size": "x"}, {"size": float("nan")}, {str(i): 0.0 for i in range(99)}):
         with pytest.raises(so.errors.SordinoError, match="finite numbers, by name"):
-            public_of(Frame("round", {**public_said(public), "state": wrong}, {}), 5)
+            Frame("round", {**Frame.of_round(public, {}, {}).fields, "state": wrong}, {}).public(5)
 
 
 def test_two_steps_may_not_learn_the_same_name() -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import sordino as so
 from sordino import codec
 from sordino.config import TaskSpec
+from sordino.engines.dense_clients import has_written_gradient
 from sordino.engines.inprocess import InProcess
-from sordino.engines.linear_clients import can_write_out
 from sordino.errors import ConfigError, DataError
 from sordino.kernels import linear as kernel
 from sordino.parts.losses import CODES, OURS, Given, Loss, Quantile, keeps_apart, loss_of
@@ -136,7 +136,7 @@ def federation(loss: Any) -> Task:
 
 def test_a_strangers_written_slope_runs_on_the_written_path(strange: dict[str, type[Loss]]) -> None:
     plan = dp_fed_avg(clients=so.Everyone(3), batch=2, lr=0.1, clip_norm=1.0, noise_multiplier=1.0, rounds=2)
-    assert can_write_out(federation("huber"))
+    assert has_written_gradient(federation("huber"), single=True)
     header = InProcess().prepare(plan, federation(strange["own"]()), Seeded(0)).header
     assert (header["gradient"], header["loops"]) == ("LinearClients", "torch")
     written, through_autograd = (so.train(plan, federation(loss)).model for loss in ("huber", strange["own"]().value))

@@ -16,8 +16,8 @@ from tests.tiny import noise, seeded
 from torch import Tensor, nn
 
 from sordino.data.clients import Clients, Records
+from sordino.engines.dense_clients import LinearClients
 from sordino.engines.inprocess import InProcess
-from sordino.engines.linear_clients import LinearClients
 from sordino.engines.objectives import ManyClients
 from sordino.errors import PlanError
 from sordino.parts.gradients import Ball, Batch, Bounded, Moreau

@@ -16,9 +16,8 @@ from tests.tiny import SIZES, clients, final, mlp, plan, rounds, task
 from torch import Tensor, nn
 
 from sordino.config import Config, PrivacySpec
-from sordino.engines.client_state import IDS
 from sordino.engines.distributed import Distributed
-from sordino.engines.inprocess import InProcess, InProcessWorker
+from sordino.engines.inprocess import IDS, InProcess, InProcessWorker
 from sordino.errors import ConfigError, EngineError, PlanError
 from sordino.loop import check, run
 from sordino.parts.encoding import Clip, LaplacianSmoothing
@@ -30,8 +29,8 @@ from sordino.parts.sparsify import PublicMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
 from sordino.runs.charge_log import PrefixHash
-from sordino.runs.checkpoint import Checkpoint
-from sordino.runs.resume import check_noise
+from sordino.runs.execution import check_noise
+from sordino.runs.writer import Checkpoint
 from sordino.task import Task
 from sordino_papers.grid import run_grid
 

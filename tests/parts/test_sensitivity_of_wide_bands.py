@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tests.accounting.matrix_oracles import every_pattern
 
+from sordino.accounting import sensitivity
 from sordino.accounting.composition import Participation
-from sordino.accounting.matrix import sensitivity
-from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.accounting.sensitivity import Patterns
 from sordino.parts.samplers import RoundRobin
 
 RISING = np.array([1.0, 0.2, 0.9, 0.1, 0.5, 0.8])

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from sordino.accounting.bounds import Norm
 from sordino.data.clients import Clients, Records
+from sordino.engines.dense_clients import LinearClients
 from sordino.engines.inprocess import InProcess
-from sordino.engines.linear_clients import LinearClients
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.errors import DataError, PlanError
 from sordino.loop import check
@@ -31,6 +31,7 @@ from sordino.parts.schedules import Constant, Decay, Linear, Scaled, scaled
 from sordino.parts.server_optimizers import Sgd
 from sordino.rng import Seeded
 from sordino.task import Task
+from sordino_papers.grid import StackedClients
 
 REAL = torch.tensor([[True] * 5, [True, False, True, False, False], [False] * 5])  # whole, ragged, nobody
 M, B = REAL.shape
@@ -92,7 +93,7 @@ def test_models_that_share_their_records_are_computed_in_one_product() -> None:
     for loss, outputs in LOSSES:
         data = silos(loss, outputs)
         table, rows = data.clients.records, noise(M, data.layout.size, seed=1)
-        ours, many = LinearClients(data), (table.x.repeat(M, 1, 1), table.y.repeat(M, *[1] * table.y.dim()))
+        ours, many = StackedClients(data), (table.x.repeat(M, 1, 1), table.y.repeat(M, *[1] * table.y.dim()))
         wanted = ours.clipped(rows, Batch(*many), Ball(0.7)).clone()
         assert torch.allclose(ours.shared(rows, table.x, table.y, Ball(0.7)), wanted.double(), atol=1e-5)
 

@@ -27,7 +27,7 @@ from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, Relea
 from sordino.plan import Plan
 from sordino.rng import Seeded
 from sordino.runs.charge_log import PrefixHash
-from sordino.runs.checkpoint import STATE, Checkpoint
+from sordino.runs.writer import STATE, Checkpoint
 from sordino.task import Task
 
 Way = Literal["batched", "sequential"]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from tests.accounting.matrix_oracles import every_pattern, root_mean_square
 
-from sordino.accounting.matrix import optimize, sensitivity, toeplitz
-from sordino.accounting.matrix.optimize import Goal, best_bands, best_buffers
-from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.accounting import matrix, sensitivity
+from sordino.accounting.matrix import Goal, best_bands, best_buffers
+from sordino.accounting.sensitivity import Patterns
 from sordino.errors import PlanError
 from sordino.parts.strategies import Banded, BandedSquareRoot, BufferedToeplitz, Identity, Strategy, Toeplitz, Tree
 
@@ -61,7 +61,7 @@ def test_the_noise_of_a_round_is_its_row_of_the_inverse(strategy: Strategy) -> N
 def matrix_of(strategy: Strategy) -> np.ndarray:
     """C by its definition, entry by entry."""
     rounds = strategy.ends if isinstance(strategy, Banded) and strategy.ends else ROUNDS
-    column = toeplitz.padded(strategy.column(rounds), rounds)  # type: ignore[attr-defined]
+    column = sensitivity.padded(strategy.column(rounds), rounds)  # type: ignore[attr-defined]
     made = np.array([[column[t - s] if t >= s else 0.0 for s in range(rounds)] for t in range(rounds)])
     if isinstance(strategy, Banded) and strategy.drift:
         made += [
@@ -79,13 +79,13 @@ def matrix_of(strategy: Strategy) -> np.ndarray:
 @pytest.mark.parametrize("strategy", TOEPLITZ)
 @pytest.mark.parametrize("work", [None, 0.9 ** np.arange(ROUNDS)], ids=["sums", "forgets"])
 def test_errors_are_those_of_the_matrix(strategy: Strategy, work: np.ndarray | None) -> None:
-    made = toeplitz.dense(np.ones(ROUNDS) if work is None else work, ROUNDS) @ np.linalg.inv(matrix_of(strategy))
+    made = sensitivity.dense(np.ones(ROUNDS) if work is None else work, ROUNDS) @ np.linalg.inv(matrix_of(strategy))
     assert np.allclose(strategy.errors(ROUNDS, work), np.sum(made**2, axis=1))
 
 
 def test_the_noise_of_a_tree_is_what_its_blocks_say() -> None:
     noise, z = streamed(Tree(), ROUNDS)
-    assert np.allclose(noise, toeplitz.tree_noise_matrix(ROUNDS) @ z, atol=1e-5)
+    assert np.allclose(noise, matrix.tree_noise_matrix(ROUNDS) @ z, atol=1e-5)
 
 
 def test_the_tree_estimates_sums_without_bias_from_its_blocks() -> None:
@@ -98,9 +98,9 @@ def test_the_tree_estimates_sums_without_bias_from_its_blocks() -> None:
             level += 1
             blocks.append((t + 1 - (1 << level), t + 1))
     c = np.array([[float(a <= s < b) for s in range(ROUNDS)] for a, b in blocks])
-    made = np.cumsum(toeplitz.tree_noise_matrix(ROUNDS), axis=0) @ c
+    made = np.cumsum(matrix.tree_noise_matrix(ROUNDS), axis=0) @ c
     assert np.allclose(made, np.tril(np.ones((ROUNDS, ROUNDS))))
-    assert np.allclose(c.T @ c, toeplitz.tree_gram(ROUNDS))
+    assert np.allclose(c.T @ c, matrix.tree_gram(ROUNDS))
 
 
 @pytest.mark.parametrize("strategy", [*TOEPLITZ, Tree()])
@@ -126,7 +126,7 @@ def test_no_pattern_moves_more_than_the_sensitivity(strategy: Strategy | str, mo
         claimed, gram = sensitivity.toeplitz_sensitivity(column, allowed), sensitivity._gram(column, rounds)
     else:
         claimed = strategy.sensitivity(allowed)
-        gram = toeplitz.tree_gram(rounds)
+        gram = matrix.tree_gram(rounds)
         if not isinstance(strategy, Tree):
             gram = sensitivity._gram(strategy.column(rounds), rounds)  # type: ignore[attr-defined]
     worst = max(np.abs(gram[np.ix_(p, p)]).sum() for p in every_pattern(allowed))
@@ -221,7 +221,7 @@ def test_bands_for_a_training_that_forgets_are_better_where_it_does() -> None:
 def test_a_second_library_finds_the_same_sensitivities(
     rounds: int, apart: int, most: int, width: int, known: float
 ) -> None:
-    """jax_privacy 2.0.0, toeplitz.minsep_sensitivity_squared of the square root's first entries."""
+    """jax_privacy 2.0.0, matrix.minsep_sensitivity_squared of the square root's first entries."""
     found = BandedSquareRoot(width).sensitivity(Patterns(rounds, most, apart))
     assert found == pytest.approx(known, rel=1e-6)
 
@@ -233,14 +233,14 @@ def test_a_second_library_finds_the_same_sensitivities(
 def test_optimised_strategies_are_no_worse_than_a_second_library(
     rounds: int, apart: int, bands: float, buffers: tuple[float, float]
 ) -> None:
-    """jax_privacy 2.0.0: toeplitz.optimize_banded_toeplitz, buffered_toeplitz.optimize(error="mean"); rms of sums."""
+    """jax_privacy 2.0.0: matrix.optimize_banded_toeplitz, buffered_toeplitz.optimize(error="mean"); rms of sums."""
     allowed = Patterns(rounds, -(-rounds // apart), apart)
     goal = Goal(allowed, np.ones(rounds))
     made = best_bands(goal, apart), best_buffers(goal, 2).column(rounds), best_buffers(goal, 3).column(rounds)
     found = [root_mean_square(c, rounds, sensitivity.toeplitz_sensitivity(c, allowed)) for c in made]
     for ours, theirs in zip(found, (bands, *buffers), strict=True):
         assert ours <= theirs * 1.0001
-    root = toeplitz.square_root(apart)
+    root = matrix.square_root(apart)
     assert found[0] < root_mean_square(root, rounds, sensitivity.toeplitz_sensitivity(root, allowed))
 
 
@@ -260,7 +260,7 @@ def test_the_gradient_of_the_search_is_right() -> None:
 
     work = np.tril(np.ones((ROUNDS, ROUNDS))) * np.linspace(1, 0.5, ROUNDS)
     for goal in (GOAL, Goal(GOAL.patterns, work)):
-        start = toeplitz.square_root(6)[1:] + 0.01
+        start = matrix.square_root(6)[1:] + 0.01
         off = check_grad(
             lambda r, g=goal: g.loss(np.concatenate([[1.0], r]))[0],
             lambda r, g=goal: g.loss(np.concatenate([[1.0], r]))[1][1:6],
@@ -276,13 +276,13 @@ def test_the_gradient_of_a_drift_is_right(dense: bool) -> None:
     work = np.power(0.9, np.arange(ROUNDS, dtype=np.float64))
     if dense:
         work = np.tril(np.ones((ROUNDS, ROUNDS))) * np.linspace(1, 0.5, ROUNDS)
-    search = optimize.Search(Goal(ALLOWED, work), 5)
+    search = matrix.DriftSearch(Goal(ALLOWED, work), 5)
     at = np.array([0.5, 0.4, 0.3, 0.2, -0.3, 0.1, 0.2, -0.1])
     assert check_grad(lambda x: search.loss(x)[0], lambda x: search.loss(x)[1], at) < 1e-5
     c, d = search.split(at)
-    made = toeplitz.dense(work, ROUNDS) if work.ndim == 1 else work
-    matrix = optimize.matrix(optimize.columns(c, d, ROUNDS, ROUNDS))
-    noise = made @ np.diag(np.linalg.norm(matrix, axis=0)) @ np.linalg.inv(matrix)
+    made = sensitivity.dense(work, ROUNDS) if work.ndim == 1 else work
+    p = matrix.banded_matrix(matrix.columns(c, d, ROUNDS, ROUNDS))
+    noise = made @ np.diag(np.linalg.norm(p, axis=0)) @ np.linalg.inv(p)
     assert search.loss(at)[0] == pytest.approx(np.log(np.sum(noise**2) / ROUNDS))
 
 
@@ -294,7 +294,7 @@ def test_a_drift_is_looked_for_where_sums_are_asked_for_and_columns_do_not_meet(
     assert not drifts(Banded(4))
     assert not drifts(Banded(5, forget=0.0))
     assert not drifts(Banded(1, forget=0.0))
-    assert not drifts(Banded(3, forget=0.0), Patterns(optimize.LONGEST + 1, 4, 1000))
+    assert not drifts(Banded(3, forget=0.0), Patterns(matrix.LONGEST + 1, 4, 1000))
 
 
 EVERY_STRATEGY: dict[str, Callable[[], Strategy]] = {
@@ -319,7 +319,7 @@ def test_the_noise_std_of_every_round_is_the_norm_of_its_row(name: str) -> None:
 def test_the_noise_std_of_a_round_is_that_of_a_dense_inverse(name: str) -> None:
     strategy = EVERY_STRATEGY[name]()
     assert isinstance(strategy, Toeplitz)
-    rows = np.linalg.norm(np.linalg.inv(toeplitz.dense(strategy.column(100), 100)), axis=1)
+    rows = np.linalg.norm(np.linalg.inv(sensitivity.dense(strategy.column(100), 100)), axis=1)
     assert [strategy.noise_std(t) for t in range(100)] == pytest.approx(rows, rel=1e-9)
 
 
@@ -334,7 +334,7 @@ def test_the_noise_std_of_a_round_is_what_its_draws_have(name: str) -> None:
 
 def test_a_matrix_workload_of_sums_is_the_toeplitz_one() -> None:
     dense = Goal(GOAL.patterns, np.tril(np.ones((ROUNDS, ROUNDS))))
-    column = toeplitz.square_root(5)
+    column = matrix.square_root(5)
     assert dense.error(column)[0] == pytest.approx(GOAL.error(column)[0])
     assert np.allclose(dense.error(column)[1], GOAL.error(column)[1])
 

@@ -16,7 +16,7 @@ from tests.tiny import SIZES, clients, mlp
 from torch import Tensor
 
 import sordino
-from sordino.accounting.delta import default_delta
+from sordino.accounting.accountant import default_delta
 from sordino.certificate.build import line_entry
 from sordino.codec import Part
 from sordino.config import from_recipe

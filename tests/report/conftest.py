@@ -9,7 +9,7 @@ from tests.commands import sordino, spelt_out
 from tests.dpsgd.loops import private, train
 
 from sordino.report.comparison import Subject
-from sordino.runs.loading import subject
+from sordino.runs.folder import subject
 
 CENTRAL = 'release = { kind = "central_noise", mechanism = { kind = "gaussian", noise_multiplier = 2.0 } }'
 CHANGES = {

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from sordino.accounting.composition import Selection
-from sordino.accounting.pld.loss_grid import gaussian_epsilon
+from sordino.accounting.pld import gaussian_epsilon
 from sordino.accounting.profiles import ceiling
-from sordino.accounting.trials import Trials
+from sordino.accounting.renyi import Trials
 from sordino.audit.tradeoff import Limit
 from sordino.certificate.build import certificate, headline
 from sordino.certificate.facts import run_cost

@@ -21,7 +21,7 @@ from sordino.report.comparison import Subject, compare
 from sordino.report.data import report_data
 from sordino.report.figures import Axis, Chart, Series, plot_chart
 from sordino.report.trackers import Tracker, TrackerBackend
-from sordino.runs.loading import subject
+from sordino.runs.folder import subject
 
 LINES: list[dict[str, Any]] = [  # predicts one class after round 10, and no longer after round 60
     {"round": 10, "loss": 0.3, "accuracy": 0.947, "balanced_accuracy": 0.5, "only_class": 0, "auc": 0.58, "early": 1.5},

@@ -393,7 +393,7 @@ def test_an_audit_of_another_run_is_not_shown_and_a_damaged_one_is_one_sentence(
 
 
 def test_layers_are_kept_beside_each_other(folders: dict[str, Path], tmp_path: Path) -> None:
-    from sordino.runs.loading import audits, keep_audit
+    from sordino.runs.folder import audits, keep_audit
 
     run = tmp_path / "run"
     shutil.copytree(folders["central"], run)

@@ -20,8 +20,7 @@ from tests.faults import Killed
 from sordino.config import load_config
 from sordino.plan import State
 from sordino.rng import Seeded
-from sordino.runs.folder import RunFolder
-from sordino.runs.writer import RunWriter
+from sordino.runs.writer import RunWriter, locked
 
 CONSOLE = str(Path(sys.executable).parent / "sordino")
 LONG = (("rounds = 4", "rounds = 30\nepochs = 200"), ("seed = 3", "seed = 3\neval_every = 10"))
@@ -169,7 +168,7 @@ def test_a_round_run_again_is_billed_as_a_new_release(
 
 def test_a_charge_cut_short_by_a_kill_does_not_spoil_the_next(fed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def dying(self: RunWriter, t: int, cohort: object) -> None:
-        with open(self.folder.path / "charges.jsonl", "a") as file:
+        with open(self.path / "charges.jsonl", "a") as file:
             file.write('{"rou')
         raise Killed
 
@@ -199,7 +198,7 @@ def test_resuming_a_finished_run_changes_nothing(fed: Path, finished: Path) -> N
 
 
 def test_two_runs_in_one_folder_are_refused(fed: Path, finished: Path) -> None:
-    with RunFolder.open(finished).locked():
+    with locked(finished):
         assert "going on" in sordino("run", fed, "--out", finished, "--resume").sentence
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -36,7 +37,7 @@ class Killed(BaseException):
 
 def killed(file: Path, out: Path, after: int) -> Path:
     """A run that dies in the round after `after`: charged, and without its noise."""
-    real, seen = loop.released, []
+    real, seen = loop.advanced, []
 
     def dies(*args: Any, **options: Any) -> Any:
         seen.append(1)
@@ -44,7 +45,7 @@ def killed(file: Path, out: Path, after: int) -> Path:
             raise Killed
         return real(*args, **options)
 
-    with patch("sordino.loop.released", dies), pytest.raises(Killed):
+    with patch("sordino.loop.advanced", dies), pytest.raises(Killed):
         sordino("run", file, "--out", out)
     return out
 
@@ -170,14 +171,12 @@ def test_a_torn_checkpoint_gives_way_to_the_one_before_and_its_round_is_billed_a
 
 def relinked(out: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
     """Charges changed by one who knows how the chain is made, and makes it anew, second note and all."""
-    from sordino.runs.charge_log import digest
-
     every = lines(out / "charges.jsonl")
     change(every)
     head, heads, text = every[0]["before"], [], ""
     for line in every:
         text += json.dumps({**line, "before": head}) + "\n"
-        head = digest(text.splitlines()[-1].encode())
+        head = hashlib.sha256(text.splitlines()[-1].encode()).hexdigest()
         heads.append(head + "\n")
     (out / "charges.jsonl").write_text(text)
     (out / "checkpoint" / "charged").write_text("".join(heads))

@@ -17,8 +17,7 @@ from tests.commands import arrays, contents, federation, lines, sordino
 from tests.runs.test_folder import run
 
 from sordino.codec import durable_files
-from sordino.runs.checkpoint import Fingerprint
-from sordino.runs.writer import RunWriter
+from sordino.runs.writer import Fingerprint, RunWriter
 from sordino.version import versions
 
 SAFE = "what was charged stays charged"
@@ -120,7 +119,7 @@ def during(round_: int, what: Callable[[Path], None]) -> Any:
     def then(self: RunWriter, state: Any) -> None:
         save(self, state)
         if state.t == round_:
-            what(self.folder.path)
+            what(self.path)
 
     return patch.object(RunWriter, "save", then)
 
@@ -176,8 +175,8 @@ def test_memory_that_runs_out_is_a_sentence(error: Exception, fed: Path) -> None
 
     from sordino import loop as loop
 
-    real = loop.released
-    with patch("sordino.loop.released", full):
+    real = loop.advanced
+    with patch("sordino.loop.advanced", full):
         said = sordino("run", fed, "--out", fed.parent / "a", "--json").sentence
     assert "no memory left" in said
     assert SAFE in said
@@ -230,7 +229,7 @@ def test_another_version_of_ours_does_not_continue_a_run(
     fed: Path, begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = versions()
-    monkeypatch.setattr("sordino.runs.checkpoint.__version__", "9.9.9")
+    monkeypatch.setattr("sordino.runs.writer.__version__", "9.9.9")
     sentence = sordino("run", fed, "--out", begun, "--resume").sentence
     assert "sordino 9.9.9 where" in sentence
     assert now["sordino"] in sentence
@@ -240,7 +239,7 @@ def test_another_version_of_torch_is_said_and_named_on_the_certificate(
     fed: Path, begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = versions()
-    for module in ("resume", "writer"):
+    for module in ("execution", "writer"):
         monkeypatch.setattr(f"sordino.runs.{module}.versions", lambda: {**now, "torch": "9.9.9"})
     found = sordino("run", fed, "--out", begun, "--resume", "--json").json
     assert f"torch 9.9.9 where it was {now['torch']}" in found["notes"][0]

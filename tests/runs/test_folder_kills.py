@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.faults import How, Killed, dying
 from sordino.config import Config, load_config
 from sordino.runs.execution import Executed, execute
 from sordino.runs.folder import RunFolder
+from sordino.runs.writer import locked
 
 SMALL = ("rounds = 4", "rounds = 3")
 EVERY = 1 if os.environ.get("SORDINO_NIGHTLY") else 13  # of three ways to die at each step
@@ -79,13 +81,15 @@ def test_a_run_that_is_killed_again_and_again_while_it_is_mended_goes_on(
 
 
 def test_a_folder_that_is_being_built_is_left_alone(config: Config, tmp_path: Path) -> None:
-    from sordino.runs.writer import _beside
-
-    with _beside(tmp_path / "a") as made:
-        execute(config, tmp_path / "b")
-        with _beside(tmp_path / "a") as other:
-            assert made.is_dir()
-            assert made != other
-    (tmp_path / ".b.0.partial").mkdir()  # a kill between two steps of another run
-    with _beside(tmp_path / "b"):
-        assert not (tmp_path / ".b.0.partial").exists()
+    built, empty = tmp_path / ".a.0.partial", tmp_path / ".a.1.partial"
+    (built / "checkpoint").mkdir(parents=True)
+    empty.mkdir()  # a kill between two steps of another run
+    with locked(built):
+        execute(config, tmp_path / "a")
+        assert built.is_dir()
+        assert not empty.exists()
+    execute(config, tmp_path / "b")
+    assert built.is_dir()  # another run's
+    shutil.rmtree(tmp_path / "a")
+    execute(config, tmp_path / "a")
+    assert not built.exists()

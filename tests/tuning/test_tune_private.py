@@ -16,7 +16,7 @@ from tests.commands import Said, federation, sordino
 
 from sordino.accounting.composition import Selection
 from sordino.accounting.events import GaussianNoise, PubliclySampled, Tuned
-from sordino.accounting.trials import Trials
+from sordino.accounting.renyi import Trials
 from sordino.certificate.facts import Facts, run_cost
 from sordino.config import load_config
 from sordino.errors import ConfigError, DivergedError

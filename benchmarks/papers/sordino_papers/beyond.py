@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sordino.accounting.delta import largest_delta
+from sordino.accounting.accountant import largest_delta
 from sordino.config import TaskSpec
 from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load

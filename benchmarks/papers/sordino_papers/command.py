@@ -113,10 +113,10 @@ def _counts(*options: tuple[str, int | None]) -> None:
 
 def _cpu_only(studies: tuple[Study, ...], device: str) -> None:
     """A device is refused before any work if torch cannot use it, or if nobody would."""
-    from sordino.engines.inprocess import known_device
+    from sordino.engines.base import device_of
     from sordino.errors import ConfigError
 
-    known_device(device)
+    device_of(device)
     if studies and device != "cpu":
         raise ConfigError(f"--device {device} for {studies[0].id}", "the CPU: studies run there", "leave it out")
 

@@ -17,8 +17,8 @@ from statistics import mean
 import numpy as np
 import torch
 
+from sordino.accounting.accountant import largest_delta
 from sordino.accounting.calibration import calibrate
-from sordino.accounting.delta import largest_delta
 from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
 from sordino.data.records import Dataset

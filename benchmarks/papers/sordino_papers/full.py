@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sordino.accounting.delta import largest_delta
+from sordino.accounting.accountant import largest_delta
 from sordino.config import TaskSpec
 from sordino.data.clients import Records
 from sordino.data.records import Dirichlet, Iid, Natural, Partitioner

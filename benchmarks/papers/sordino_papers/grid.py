@@ -15,20 +15,21 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from sordino import codec
 from sordino.accounting.bounds import Norm
 from sordino.data.clients import Records
 from sordino.engines.base import Collected
 from sordino.engines.batches import gather
+from sordino.engines.dense_clients import LinearClients, finite, sum_of_outer
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.engines.linear_clients import LinearClients, Rows
 from sordino.errors import PlanError
 from sordino.loop import advanced, check, noised_sum
-from sordino.parts.clipping import FEW, row_norms
+from sordino.parts.clipping import FEW, FEW_DIGITS, SLACK, factors, lengths, pull, row_norms
 from sordino.parts.encoding import Adaptive, Clip, Public, finite_rows
-from sordino.parts.gradients import Batch, Plain
+from sordino.parts.gradients import Ball, Batch, Plain
 from sordino.parts.local_solvers import LocalSgd, Work
 from sordino.parts.record_samplers import AllRecords, FixedRecords, subsets
 from sordino.parts.record_solvers import BatchGradient
@@ -38,28 +39,52 @@ from sordino.rng import Seeded
 from sordino.task import Task
 
 UNUSED = Seeded(0).at(0, "unused")  # for samplers that draw nothing
+Rows = NDArray[np.int64]
 GATHERED = 1 << 24  # numbers of gathered records that one piece of the grid may hold
 
 
-class _Stacked(LinearClients):
+class StackedClients(LinearClients):
     """Rows that already stand at starts of their own; the norms of all records are taken once."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.records, self.norms = task.clients.records.x, dict[Norm, Tensor]()
-        self.table: Tensor | None = None
+        self.flat: Tensor | None = None
 
     def known(self, norm: Norm) -> Tensor:
         """||(x, 1)|| of every record of the table."""
         if norm not in self.norms:
-            self.norms[norm] = self.sizes(self.records.flatten(1), norm)
+            self.norms[norm] = self.stages[0].sizes(self.records.flatten(1), norm)
         return self.norms[norm]
 
-    def filled(self, records: Records) -> Tensor:
-        """Made once."""
-        if self.table is None:
-            self.table = super().filled(records)
-        return self.table
+    def pulled(self, w: Tensor, rows: Rows, records: Records, sizes: Tensor, ball: Ball, order: Rows) -> Tensor:
+        """`clipped` of the table's `rows` [m, b] in compiled loops, in this `order`; `sizes` [n] are ||(x, 1)||."""
+        from sordino_papers import grid_kernel as kernel
+
+        if self.flat is None:  # every record filled up with zeros to a multiple of 8
+            self.flat = nn.functional.pad(records.x.flatten(1), (0, -self.stages[0].inputs % 8)).flatten()
+        y = self.table(records, rows)[1]
+        edge, out = self.stages[0].outputs * self.stages[0].inputs, torch.zeros_like(w)
+        weight = w[:, :edge].contiguous().view(len(w), self.stages[0].outputs, -1)
+        bias = w[:, edge:].contiguous() if self.stages[0].bias is not None else w.new_zeros(weight.shape[:2])
+        limits = (ball.clip_norm * (1 - SLACK), ball.norm, FEW_DIGITS)
+        at = self.flat.numpy(), y, rows, weight.numpy(), bias.numpy(), sizes.numpy()
+        kernel.clipped(*at, self.code, limits, out.numpy(), order)
+        return out
+
+    def shared(self, w: Tensor, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        """`clipped` where all rows of w [g, d] read the same records x [n, ...], y [n, ...]: one product for all."""
+        stage = self.stages[0]
+        g, edge, x = len(w), stage.outputs * stage.inputs, x.reshape(len(x), stage.inputs)
+        scores = (x @ w[:, :edge].reshape(g * stage.outputs, stage.inputs).T).view(len(x), g, stage.outputs)
+        if stage.bias is not None:
+            scores += w[:, edge:]
+        residual = self.slopes_at(scores, y[:, None].expand(len(x), g, *y.shape[1:]), x[:, None], ball)
+        sizes = stage.sizes(x, ball.norm)
+        residual = pull(residual, factors(lengths(residual, ball.norm) * sizes[:, None], ball.clip_norm, None))
+        weights = sum_of_outer(residual.view(1, len(x), -1), finite(x, sizes)[None]).view(g, edge).double()
+        biased = stage.bias is not None
+        return torch.cat([weights, residual.sum(0, dtype=torch.float64)], 1) if biased else weights
 
     def place(self, start: Tensor, clients: int) -> Tensor:
         return start.clone()
@@ -105,7 +130,7 @@ def run_grid(plans: Sequence[Plan], task: Task, seeds: Sequence[int], *, exact: 
         return torch.empty(0, task.layout.size)
     _check(plans, task)
     worker = InProcess(path="batched").prepare(plans[0], task, Seeded(0))
-    worker.objective = _Stacked(task)
+    worker.objective = StackedClients(task)
     start = task.layout.flatten(task.model)
     runs = [_Run(p, Seeded(seed), State.initial(p, start)) for p, seed in zip(plans, seeds, strict=True)]
     for piece in _pieces(runs, task):
@@ -232,13 +257,13 @@ def _messages(runs: list[_Run], cohorts: list[Cohort], task: Task, worker: InPro
     if isinstance(local, BatchGradient) and isinstance(local.records, AllRecords):
         return _whole(local, t, start, np.concatenate(cohorts), task, worker)
     if not exact and isinstance(local, BatchGradient) and isinstance(local.records, FixedRecords):
-        assert isinstance(worker.objective, _Stacked)
+        assert isinstance(worker.objective, StackedClients)
         silos = np.concatenate(cohorts)
         rows = _together(local.records, silos, runs, cohorts, task)
         return worker.objective.messages(local, t, start, rows, silos, task)
     owners = [(one, int(c)) for one, cohort in zip(runs, cohorts, strict=True) for c in cohort]
     drawn = [local.indices(task.clients.size(c), one.streams.at(t, "batches", c), t, c) for one, c in owners]
-    coins = worker.coins([(one.plan, one.streams, c) for one, c in owners], t)
+    coins = worker.noise_streams([(one.plan, one.streams, c) for one, c in owners], t)
     batches = worker.reader.batches(np.asarray([c for _, c in owners]), drawn)
     return local.solve(Work(worker.objective, start, batches, len(owners), runs[0].plan.public(t), coins))
 
@@ -262,7 +287,7 @@ def _whole(local: BatchGradient, t: int, start: Tensor, owners: Cohort, task: Ta
     """Messages where every silo reads all its records: the same records for all runs, so nothing is gathered."""
     rows, records = torch.empty_like(start, dtype=torch.float64), task.clients.records
     objective = worker.objective
-    assert isinstance(objective, LinearClients)
+    assert isinstance(objective, StackedClients)
     ball = local.ball(t)
     for silo in np.unique(owners):
         mine, own = torch.from_numpy(np.flatnonzero(owners == silo)), torch.from_numpy(task.clients.rows(int(silo)))

@@ -9,8 +9,8 @@ from typing import Literal
 
 import torch
 
+from sordino.accounting.accountant import largest_delta
 from sordino.accounting.calibration import calibrate
-from sordino.accounting.delta import largest_delta
 from sordino.config import TaskSpec
 from sordino.data.clients import Records
 from sordino.data.datasets import load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sordino.accounting.delta import largest_delta
+from sordino.accounting.accountant import largest_delta
 from sordino.accounting.profiles import ceiling
 from sordino.audit.training_attacks import audit_membership
 from sordino.config import TaskSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sordino.accounting.delta import largest_delta
+from sordino.accounting.accountant import largest_delta
 from sordino.certificate.build import headline
 from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, cross_entropy, interpolate, pad
 
-from sordino.accounting.delta import largest_delta
+from sordino.accounting.accountant import largest_delta
 from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
 from sordino.data.records import Iid

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.accounting.calibration import Budget, calibrate_silos, own_noise
+from sordino.accounting.calibration import Budget, calibrate_silos, noisier
 from sordino.data.clients import Records
 from sordino.data.datasets import load
 from sordino.parts.record_samplers import AllRecords, FixedRecords
@@ -69,7 +69,7 @@ def plans(algorithm: str, sizes: tuple[int, ...], cohort: int, clip_norm: float,
     some = [_plan(algorithm, sizes, clients, clip_norm, rate) for rate in rates(algorithm)]
     if math.isinf(epsilon):
         return [bare(plan) for plan in some]
-    return [own_noise(plan, noise_multipliers(algorithm.split(",")[0], sizes, epsilon)) for plan in some]
+    return [noisier(plan, noise_multipliers(algorithm.split(",")[0], sizes, epsilon)) for plan in some]
 
 
 def _plan(algorithm: str, sizes: tuple[int, ...], clients: Sampler, clip_norm: float, lr: float) -> Plan:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from sordino.accounting.delta import largest_delta
+from sordino.accounting.accountant import largest_delta
 from sordino.certificate.build import headline
 from sordino.report.figures import save_figure
 from sordino_papers.once import once

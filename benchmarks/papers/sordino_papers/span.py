@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from sordino import kernels
 from sordino.engines.base import ClientJob
-from sordino.engines.batches import chunks, gather
-from sordino.engines.dense_clients import DenseClients, Stage, can_chain
+from sordino.engines.batches import gather
+from sordino.engines.dense_clients import DenseClients, Stage, has_written_gradient
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Clip, Public, finite_rows
@@ -44,7 +44,9 @@ class InSpan(InProcess):
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
         usual = replace(InProcess(), chunk=self.chunk).prepare(plan, task, streams)
-        if not (can_chain(task) and isinstance(plan.local, LocalSgd) and turns(plan.local.gradient)):
+        if not (
+            has_written_gradient(task, single=False) and isinstance(plan.local, LocalSgd) and turns(plan.local.gradient)
+        ):
             return usual
         return SpanWorker(plan, usual.task, streams, usual.way, usual.chunk)
 
@@ -67,10 +69,11 @@ class SpanWorker(InProcessWorker):
             return super().fold(job)
         sizes = self.task.clients.offsets[job.cohort + 1] - self.task.clients.offsets[job.cohort]
         total, norms = torch.zeros(len(job.start), dtype=torch.float64), []
-        for chunk in chunks(job.cohort[np.argsort(sizes, kind="stable")], self.chunk):
+        order = job.cohort[np.argsort(sizes, kind="stable")]
+        for chunk in (order[first : first + self.chunk] for first in range(0, len(order), self.chunk)):
             turned = self.turned(chunk, job.public, job.start)
             norms.append(row_norms(turned.rows))
-            sent = self._encode(finite_rows(turned.rows, norms[-1]), job)
+            sent = self.encode(finite_rows(turned.rows, norms[-1]), job)
             total += replace(turned, rows=sent).total(job.start)
         return total, norms
 
@@ -192,7 +195,7 @@ class SpanClients(DenseClients):
         self.size = self.layout.size - gone
         first = replace(self.wide, inputs=width)
         self.stages = [moved(first, gone, first=True), *(moved(stage, gone) for stage in others)]
-        self.compiled = kernels.available() and type(task.losses) is CrossEntropy and plain(self.stages)
+        self.compiled = kernels.AVAILABLE and type(task.losses) is CrossEntropy and plain(self.stages)
 
     @property
     def trainable(self) -> int:
@@ -218,7 +221,7 @@ class SpanClients(DenseClients):
 
 def plain(stages: list[Stage]) -> bool:
     """Whether this is W1, c1, ReLU, W2, c2, in this order in the row."""
-    if len(stages) != 2 or stages[0].curve is not nn.ReLU:
+    if len(stages) != 2 or stages[0].activation is not nn.ReLU:
         return False
     (h, i), o = (stages[0].outputs, stages[0].inputs), stages[1].outputs
     places = (stages[0].weight, stages[0].bias, stages[1].weight, stages[1].bias)

@@ -1,4 +1,4 @@
-"""Bounds of one message before noise: all that a cost may rest on. Local solvers and encode steps state them."""
+"""Bounds on one message before noise, from which costs follow. Local solvers and encode steps state them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Norm = Literal[1, 2]
 
 @dataclass(frozen=True)
 class Bound:
-    """A message's sensitivity is 1 in `norm` once `finite`.
+    """Bound on a message: its sensitivity is 1 in `norm` if `finite`, else unlimited.
 
     unit "client": ||x|| <= 1, so a client can be added, removed or zeroed (sensitivity 1) or replaced (sensitivity 2).
     unit "record": ||x - x'|| <= 1 when one record of the client is added or removed.
@@ -26,7 +26,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class AlreadyPrivate:
-    """A message that is private already: `count` times `event` in each round; only `Forward` may carry it."""
+    """Bound on a message that is private already: `count` times `event` in each round; needs release `Forward`."""
 
     event: Event
     unit: Unit = "record"

@@ -2,7 +2,7 @@
 
 Epsilon falls with the noise multiplier and grows with rounds and cohort, so each search narrows a bracket. It begins
 where the central limit theorem puts the answer, which decides nothing else; goes on with the first grid, which only
-ever overstates epsilon (by 0.2% or so); and ends on the refined one. A part that has noise says itself how it takes
+ever overstates epsilon (by 0.2% or so); and ends on the refined one. A part that has noise states itself how it takes
 another noise multiplier.
 """
 
@@ -13,14 +13,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sordino.accounting import accountant
+from sordino.accounting.accountant import bound, default_delta, delta_at
 from sordino.accounting.bounds import AlreadyPrivate
-from sordino.accounting.composition import Cost, Line
-from sordino.accounting.delta import default_delta
+from sordino.accounting.composition import Line
 from sordino.accounting.events import GaussianNoise
 from sordino.accounting.rounding import upto
 from sordino.errors import ConfigError, PlanError, UnreachableError
@@ -28,30 +27,21 @@ from sordino.errors import ConfigError, PlanError, UnreachableError
 if TYPE_CHECKING:
     from sordino.plan import Plan
 
-EpsilonAt = Callable[[float], float]
 TOLERANCE = 0.005
 _LEAST, _MOST = 1e-2, 1e5  # noise multipliers searched
 
 
-def check_target(epsilon: float, delta: float) -> None:
-    """Refuse a target that means nothing."""
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise UnreachableError(f"epsilon {epsilon}", "a positive finite epsilon")
-    if not 0 <= delta < 1:
-        raise UnreachableError(f"delta {delta}", "a delta in [0, 1)", "use population ** -1.1")
-
-
 def noise_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float:
-    """The smallest noise multiplier, to 0.5% in epsilon, whose line costs at most `epsilon` at `delta`."""
-    check_target(epsilon, delta)
+    """Return the smallest noise multiplier, to 0.5% in epsilon, whose line costs at most `epsilon` at `delta`."""
+    _check_target(epsilon, delta)
 
     @cache
     def rough(z: float) -> float:
-        return _rough(line_of(z), delta)
+        return _epsilon(line_of(z), delta, rough=True)
 
     @cache
     def exact(z: float) -> float:
-        return _exact(line_of(z), delta)
+        return _epsilon(line_of(z), delta)
 
     near = _clt_multiplier(line_of, epsilon, delta)
     found = _bracketed(rough, epsilon, (near * 0.9, near * 1.1) if near else (0.5, 2.0), TOLERANCE / 5)
@@ -60,26 +50,27 @@ def noise_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: fl
 
 
 def rounds(line_of: Callable[[int], Line], epsilon: float, delta: float, most: int = 1_000_000) -> int:
-    """The most rounds whose line costs at most `epsilon` at `delta`."""
-    check_target(epsilon, delta)
+    """Return the largest number of rounds whose line costs at most `epsilon` at `delta`."""
     return _largest(line_of, epsilon, delta, most, "round", "more noise")
 
 
 def cohort(line_of: Callable[[int], Line], epsilon: float, delta: float, population: int, least: int = 1) -> int:
-    """The largest cohort, from `least` on, whose line costs at most `epsilon` at `delta`."""
-    check_target(epsilon, delta)
+    """Return the largest cohort, from `least` on, whose line costs at most `epsilon` at `delta`."""
     return _largest(line_of, epsilon, delta, population, "client", "more noise or fewer rounds", least)
 
 
-def _exact(line: Line, delta: float) -> float:
-    return accountant.bound(line.entries, line.relation, delta).value
+def _check_target(epsilon: float, delta: float) -> None:
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise UnreachableError(f"epsilon {epsilon}", "a positive finite epsilon")
+    if not 0 <= delta < 1:
+        raise UnreachableError(f"delta {delta}", "a delta in [0, 1)", "use population ** -1.1")
 
 
-def _rough(line: Line, delta: float) -> float:
-    return accountant.bound(line.entries, line.relation, delta, rough=True).value
+def _epsilon(line: Line, delta: float, rough: bool = False) -> float:
+    return bound(line.entries, line.relation, delta, rough=rough).value
 
 
-def _bracketed(cost: EpsilonAt, target: float, bracket: tuple[float, float], slack: float) -> float:
+def _bracketed(cost: Callable[[float], float], target: float, bracket: tuple[float, float], slack: float) -> float:
     """Root of cost(z) = target on a log scale, approached from the safe side to within `slack` of the target."""
     low, high = bracket
     while cost(high) > target:
@@ -111,24 +102,22 @@ def _largest(
     line_of: Callable[[int], Line], epsilon: float, delta: float, most: int, what: str, fix: str, least: int = 1
 ) -> int:
     """Largest n in [least, most] that costs at most epsilon."""
-
-    def coarse(n: int) -> float:
-        return _log_ratio(_rough(line_of(n), delta), epsilon)
-
-    def refined(n: int) -> float:
-        return _log_ratio(_exact(line_of(n), delta), epsilon)
-
-    found = _crossing(coarse, _clt_count(line_of, epsilon, delta, least, most), least - 1, most + 1)
-    found = _crossing(refined, found, least - 1, most + 1)
+    _check_target(epsilon, delta)
+    found = _clt_count(line_of, epsilon, delta, least, most)
+    for rough in (True, False):
+        found = _crossing(
+            lambda n, rough=rough: _log_ratio(_epsilon(line_of(n), delta, rough), epsilon),  # type: ignore[misc]
+            *(found, least - 1, most + 1),
+        )
     if found < least:
-        cheapest, some = _exact(line_of(least), delta), f"{least} {what}{'s' if least > 1 else ''}"
+        cheapest, some = _epsilon(line_of(least), delta), f"{least} {what}{'s' if least > 1 else ''}"
         needed = f"epsilon at most {upto(epsilon, 6)}"
         raise UnreachableError(f"epsilon {upto(cheapest, 4)} for {some} already", needed, fix)
     return found
 
 
 def _crossing(over: Callable[[int], float], n: int, low: int, high: int) -> int:
-    """The last whole number before `over`, which grows, is above 0; asked only strictly between low and high."""
+    """The last whole number before `over`, which grows, is above 0; called only strictly between low and high."""
     slope, known = 0.5, None  # of over against log n: epsilon grows about as the square root of the rounds
     for step in itertools.count(1):
         if high - low <= 1:
@@ -147,11 +136,11 @@ def _crossing(over: Callable[[int], float], n: int, low: int, high: int) -> int:
 
 
 def _clt_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float | None:
-    """Where the central limit theorem puts the noise multiplier; None if it says nothing."""
+    """Noise multiplier by the central limit theorem; None if an event has no estimate."""
     wanted, low, high = _mu_of_epsilon(epsilon, delta), math.log(_LEAST), math.log(_MOST)
     for _ in range(24):
         middle = (low + high) / 2
-        mu = _mu(line_of(math.exp(middle)))
+        mu = _clt_mu(line_of(math.exp(middle)))
         if mu is None:
             return None
         low, high = (middle, high) if mu > wanted else (low, middle)
@@ -159,14 +148,14 @@ def _clt_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: flo
 
 
 def _clt_count(line_of: Callable[[int], Line], epsilon: float, delta: float, least: int, most: int) -> int:
-    """Where the central limit theorem puts the count; `least` if it says nothing."""
+    """Largest count by the central limit theorem; `least` if an event has no estimate."""
     wanted, low, high = _mu_of_epsilon(epsilon, delta), least, 2 * least
-    while high <= most and (_mu(line_of(high)) or math.inf) <= wanted:
+    while high <= most and (_clt_mu(line_of(high)) or math.inf) <= wanted:
         low, high = high, 2 * high
     high = min(high, most + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if (_mu(line_of(middle)) or math.inf) <= wanted else (low, middle)
+        low, high = (middle, high) if (_clt_mu(line_of(middle)) or math.inf) <= wanted else (low, middle)
     return low
 
 
@@ -175,40 +164,38 @@ def _mu_of_epsilon(epsilon: float, delta: float) -> float:
     low, high = 1e-9, 1e3
     for _ in range(50):
         middle = math.sqrt(low * high)
-        fits = accountant.delta_at(((GaussianNoise(1 / middle), 1),), "add_remove", epsilon) <= delta
+        fits = delta_at(((GaussianNoise(1 / middle), 1),), "add_remove", epsilon) <= delta
         low, high = (middle, high) if fits else (low, middle)
     return low
 
 
-def _mu(line: Line) -> float | None:
-    """mu of many rounds, by the guesses of their events."""
+def _clt_mu(line: Line) -> float | None:
+    """mu of many rounds, by the central limit theorem for each event."""
     squares = [(event.clt_mu_squared(line.relation), count) for event, count in line.entries]
     if any(square is None for square, _ in squares):
         return None
     return math.sqrt(sum(count * (square or 0.0) for square, count in squares))
 
 
-def noisier(plan: Plan, noise_multiplier: float) -> Plan:
-    """The plan with another noise multiplier for all; where messages are private already, its solver's."""
-    if isinstance(plan.bound, AlreadyPrivate):
-        return replace(plan, local=plan.local.with_noise_multiplier(noise_multiplier))
-    return replace(plan, release=plan.release.with_noise_multiplier(noise_multiplier))
+# ---- plans -----------------------------------------------------------------------------------------------------------
 
 
-def own_noise(plan: Plan, noise_multipliers: tuple[float, ...]) -> Plan:
-    """The same plan with a noise multiplier for every silo."""
-    if isinstance(plan.bound, AlreadyPrivate):
-        return replace(plan, local=plan.local.with_noise_multipliers(noise_multipliers))
-    return replace(plan, release=plan.release.with_noise_multipliers(noise_multipliers))
+def _with_noise(plan: Plan, noise: float | tuple[float, ...]) -> dict[str, Any]:
+    """The part of a plan that adds the noise, with another noise multiplier, or with one for every silo."""
+    name = "local" if isinstance(plan.bound, AlreadyPrivate) else "release"
+    part = plan.local if name == "local" else plan.release
+    return {name: part.with_noise_multipliers(noise) if isinstance(noise, tuple) else part.with_noise_multiplier(noise)}
+
+
+def noisier(plan: Plan, noise_multiplier: float | tuple[float, ...]) -> Plan:
+    """Return the plan with another noise multiplier, or with one for every silo."""
+    return replace(plan, **_with_noise(plan, noise_multiplier))
 
 
 def calibrate(plan: Plan, *, epsilon: float, delta: float | None = None, free: str = "noise_multiplier") -> Plan:
-    """The plan with its noise multiplier, rounds or cohort (`free`) changed so that it costs `epsilon` at `delta`."""
+    """Return the plan with its noise multiplier, rounds or cohort (`free`) changed to cost `epsilon` at `delta`."""
     delta = default_delta(plan.units) if delta is None else delta
     weakest = _weakest(plan, delta, free)
-
-    def line_of(changed: Plan) -> Line:
-        return changed.cost().line("models", weakest)
 
     def longer(rounds: int) -> Plan:
         return replace(plan, rounds=rounds).fitted()
@@ -217,31 +204,27 @@ def calibrate(plan: Plan, *, epsilon: float, delta: float | None = None, free: s
         return replace(plan, clients=plan.clients.with_cohort(cohort)).fitted()
 
     if free == "rounds":
-        return longer(rounds(lambda n: line_of(longer(n)), epsilon, delta))
+        return longer(rounds(lambda n: longer(n).cost().line("models", weakest), epsilon, delta))
     if free == "cohort":
         population, least = plan.clients.population, getattr(plan.release, "at_least", 1)
-        return larger(cohort(lambda n: line_of(larger(n)), epsilon, delta, population, least))
-    found = noise_multiplier(lambda z: _cost_with_noise(plan, z).line("models", weakest), epsilon, delta)
-    return noisier(plan, found)
+        return larger(cohort(lambda n: larger(n).cost().line("models", weakest), epsilon, delta, population, least))
 
+    def line_of(z: float) -> Line:  # no Plan is built for a trial of the search
+        return plan.cost_with(**_with_noise(plan, z)).line("models", weakest)
 
-def _cost_with_noise(plan: Plan, noise_multiplier: float) -> Cost:
-    """The forecast of the plan with another noise multiplier; no Plan is built for a trial of the search."""
-    if isinstance(plan.bound, AlreadyPrivate):
-        return plan.cost_with(local=plan.local.with_noise_multiplier(noise_multiplier))
-    return plan.cost_with(release=plan.release.with_noise_multiplier(noise_multiplier))
+    return noisier(plan, noise_multiplier(line_of, epsilon, delta))
 
 
 def _weakest(plan: Plan, delta: float, free: str) -> int:
-    """Whose line decides: with one noise multiplier for all the smallest silo, whose records are read most."""
+    """The silo whose line decides: with one noise multiplier for all the smallest, whose records are read most."""
     lines = plan.cost().of("models")
     if free == "noise_multiplier" or len(lines) == 1:
         return 0 if plan.local.reads is None else int(np.argmin(plan.local.reads.sizes))
-    return max(lines, key=lambda line: accountant.bound(line.entries, line.relation, delta).value).silos[0]
+    return max(lines, key=lambda line: _epsilon(line, delta)).silos[0]
 
 
 def calibrate_silos(plan: Plan, budgets: Sequence[Budget]) -> Plan:
-    """The plan with a noise multiplier of its own for every silo, so that each spends its own budget and no more."""
+    """Return the plan with a noise multiplier for every silo, so that each spends at most its own budget."""
     if len(budgets) != plan.clients.population:
         found = f"{len(budgets)} budgets for {plan.clients.population} silos"
         raise PlanError("calibration", found, "one budget per silo")
@@ -251,16 +234,16 @@ def calibrate_silos(plan: Plan, budgets: Sequence[Budget]) -> Plan:
         size = plan.local.reads.size(silo) if plan.local.reads is not None else 0
         if (size, budget) not in solved:
             solved[size, budget] = noise_multiplier(
-                lambda z: _cost_with_noise(plan, z).line("messages", silo), budget.epsilon, budget.delta
+                lambda z: plan.cost_with(**_with_noise(plan, z)).line("messages", silo), budget.epsilon, budget.delta
             )
         return solved[size, budget]
 
-    return own_noise(plan, tuple(solve(silo, budget) for silo, budget in enumerate(budgets)))
+    return noisier(plan, tuple(solve(silo, budget) for silo, budget in enumerate(budgets)))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What one client, or one record of a silo, may spend over the whole run."""
+    """The epsilon and delta that one client, or one record of a silo, may spend over the whole run."""
 
     epsilon: float
     delta: float

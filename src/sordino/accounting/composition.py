@@ -1,15 +1,15 @@
-"""Composition: what a run costs, as events per adversary. Called by `Plan.cost`, ledgers and certificates.
+"""Composition: the cost of a run as events per adversary. `Plan.cost`, ledgers and certificates call it.
 
     models    sees every released model, nothing else
     cohort    also sees who took part in which round
     messages  sees every message as it leaves the client
 
-Each adversary has the neighbouring relation that is legal for it. A forecast and the cost of a run are one function;
+Each adversary has the neighbouring relation that is valid for it. A forecast and the cost of a run are one function;
 they differ only in `Participation`.
 
-Private hyperparameter selection (`Selection`, `sordino tune --private`): a trial draws a candidate by public chances,
-runs it and scores its release on public rows. All trials have one cost and their number is random and secret, so the
-best of them, with its candidate and score, costs `Tuned` of that cost (`trials`: Papernot, Steinke 2022).
+Private hyperparameter selection (`Selection`, `sordino tune --private`): a trial draws a candidate with public
+probabilities, runs it and scores its release on public rows. All trials have one cost and their number is random and
+secret, so the best of them, with its candidate and score, costs `Tuned` of that cost (`renyi.Trials`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import bdtr, bdtrc
+
 from sordino.accounting.bounds import AlreadyPrivate, Unit
 from sordino.accounting.events import Approximate, Event, Relation, Tuned, Unprotected
-from sordino.accounting.matrix.sensitivity import Patterns
-from sordino.accounting.trials import Trials, binomial_quantile
+from sordino.accounting.renyi import Trials
+from sordino.accounting.sensitivity import Patterns
 from sordino.codec import Part, foreign
 from sordino.errors import PlanError
 
@@ -35,19 +39,22 @@ if TYPE_CHECKING:
 
 Adversary = Literal["models", "cohort", "messages"]
 ADVERSARIES: tuple[Adversary, ...] = ("models", "cohort", "messages")
-Entries = tuple[tuple[Event, int], ...]  # each event so many times
+Entries = tuple[tuple[Event, int], ...]  # events and their counts
+LOST = 1e-15  # of delta, for rounds of several steps that one draw decides
 
 
 @dataclass(frozen=True)
 class Participation:
     """How often the data was used: releases, and the rounds of the client that was in most of them.
 
-    max_participations   rounds that a client was in for sure: by a public sampler, or as drawn where cohorts are seen
+    max_participations   rounds that certainly included the client: by a public sampler, or as drawn where cohorts are
+                         seen
     per_client           the same for every client, where cohorts are seen
-    sampled_rounds       rounds beside those that may take a client at random: a forecast, or cohorts not recorded
+    sampled_rounds       further rounds that may include a client at random: a forecast, or cohorts not recorded
     repeated             rounds run again after a kill, from 0, once for each time: of the same clients and records
-    repeats              how many there were: more than `repeated` names where a silo's receipts say so (of any client)
-    end_reveals_cohorts  a budget ends the run by who was drawn, so its end tells something of the sampling
+    repeats              their number: more than `repeated` lists where a silo's receipts say so (of any client)
+    end_reveals_cohorts  a budget ends the run by who was drawn, so its end reveals something of the sampling
+    prepared             how often the plan's preparations were released: more than once if a kill lost them
     """
 
     releases: int
@@ -55,56 +62,51 @@ class Participation:
     per_client: tuple[int, ...] = ()
     repeats: int = 0
     end_reveals_cohorts: bool = False
-    prepared: int = 1  # how often the plan's preparations were released: more if a kill lost them
+    prepared: int = 1
     repeated: tuple[int, ...] = ()
     sampled_rounds: int = 0
 
     @classmethod
     def planned(cls, clients: Sampler, rounds: int, repeated: tuple[int, ...] = ()) -> Participation:
-        """As many rounds as planned, and those that were run again."""
+        """Return the participation of a run of `rounds` rounds, and of those that were run again."""
         if not clients.random:
             sure, sampled = clients.participations_with_repeats(rounds, repeated), 0
-        else:  # a random sampler that states no rate may take a client in every round
+        else:  # a random sampler that states no rate may include a client in every round
             reached = clients.amplified_rounds(rounds, repeated)
             sure, sampled = (reached, 0) if clients.inclusion_rate is None else (0, reached)
         return cls(rounds + len(repeated), sure, repeats=len(repeated), repeated=repeated, sampled_rounds=sampled)
 
     @property
-    def all_repeats(self) -> int:
-        """Rounds that were run again, named or not."""
-        return max(self.repeats, len(self.repeated))
+    def unnamed(self) -> int:
+        """Number of repeated rounds that are not listed in `repeated`: they may have been any client's."""
+        return max(self.repeats - len(self.repeated), 0)
 
     @property
     def distinct(self) -> int:
-        """Rounds that were run at least once."""
-        return max(self.releases - self.all_repeats, 0)
-
-    @property
-    def unnamed(self) -> int:
-        """Rounds that were run again, nobody knows which: they may have been any client's."""
-        return self.all_repeats - len(self.repeated)
+        """Number of rounds that were run at least once."""
+        return max(self.releases - max(self.repeats, len(self.repeated)), 0)
 
     def patterns(self, clients: Sampler) -> Patterns:
-        """The rounds that one client may have been in, each counted once."""
+        """Return the patterns of rounds that one client may have been in, each round counted once."""
         times = self.max_participations + self.sampled_rounds
         return Patterns(max(self.distinct, 1), times, clients.min_separation or 1, clients.periodic)
 
     @property
     def if_always_sampled(self) -> Participation:
-        """The same if sampling took every client whenever it could."""
+        """The participation if sampling included every client whenever it could."""
         each, most = (count + self.sampled_rounds for count in self.per_client), self.max_participations
         return replace(self, max_participations=most + self.sampled_rounds, per_client=tuple(each), sampled_rounds=0)
 
 
 def repeated_rounds(charged: Iterable[int]) -> tuple[int, ...]:
-    """Of the rounds of a chain of charges, those that were run again: once for each time after the first."""
+    """Return the rounds of a chain of charges that were run again: once for each time after the first."""
     found = Counter(charged)
     return tuple(sorted((found - Counter(set(found))).elements()))
 
 
 @dataclass(frozen=True)
 class Line:
-    """Each event so many times, to `adversary`, when the data changes by `relation`; of `silos`, or of all if empty."""
+    """Events and counts that `adversary` sees when the data changes by `relation`; of `silos`, or of all if empty."""
 
     adversary: Adversary
     relation: Relation
@@ -114,7 +116,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Cost:
-    """All that was released, per adversary; unit is what one neighbour may change.
+    """All releases of a run, per adversary; `unit` is what one neighbour may change.
 
     Where silos differ, an adversary has a line for each kind: a neighbour changes one silo, so the worst counts.
     """
@@ -123,23 +125,24 @@ class Cost:
     lines: tuple[Line, ...]
 
     def of(self, adversary: Adversary) -> tuple[Line, ...]:
-        """The lines of one adversary."""
         return tuple(line for line in self.lines if line.adversary == adversary)
 
     def line(self, adversary: Adversary, silo: int = 0) -> Line:
-        """The line of one adversary, for one silo where they differ."""
-        lines = self.of(adversary)
-        return next(line for line in lines if not line.silos or silo in line.silos)
+        """Return the line of one adversary, for one silo where silos differ."""
+        return next(line for line in self.of(adversary) if not line.silos or silo in line.silos)
+
+
+# ---- clients ---------------------------------------------------------------------------------------------------------
 
 
 def client_cost(clients: Sampler, release: Release, participation: Participation, only: int | None = None) -> Cost:
-    """The cost of a client-level plan, or of one client: amplified where sampler and release hide coins and cohort.
+    """Return the cost of a client-level plan, or of one client: amplified where sampler and release hide the cohort.
 
-    To one who sees the cohort a client can be zeroed out, or, where it was never in doubt that it is there, replaced;
-    round by round, or all rounds that share their noise as one event. Where coins are left and rounds share their
-    noise, the sampler keeps the columns of C apart (`Release.suits`): one column for each round that a client is in.
+    To one who sees the cohort a client can be zeroed out or, where its presence was never in doubt, replaced; round by
+    round, or all rounds that share their noise as one event. Where sampling amplifies rounds that share their noise,
+    the sampler separates the columns of C (`Release.check_sampler`): one column for each round of a client.
     """
-    if release.correlated and not clients.amplifies:  # columns of C may meet: no cost of single rounds
+    if release.correlated and not clients.amplifies:  # columns of C may overlap: no cost of single rounds
         participation = participation.if_always_sampled
     if "messages" in release.sees:
         return _message_cost(clients, release, participation, only)
@@ -157,12 +160,9 @@ def client_cost(clients: Sampler, release: Release, participation: Participation
 
 
 def _rounds(clients: Sampler, event: Event, participation: Participation, client: int | None = None) -> Entries:
-    """The rounds of one client: `event` for those it was in for sure, and by a coin that is seen for the others."""
-    sure = (
-        participation.per_client[client]
-        if client is not None and participation.per_client
-        else participation.max_participations
-    )
+    """The rounds of one client: `event` for those that certainly included it, publicly sampled for the others."""
+    own = client is not None and participation.per_client
+    sure = participation.per_client[client or 0] if own else participation.max_participations
     if not participation.sampled_rounds:
         return ((event, sure),)
     counts: Counter[Event] = Counter({event: sure})
@@ -171,18 +171,16 @@ def _rounds(clients: Sampler, event: Event, participation: Participation, client
 
 
 def _with_repeats(release: Release, allowed: Patterns, participation: Participation) -> Entries:
-    """Where noise is shared, one event for all rounds, each counted once, and one more for every round run again.
+    """Events of all rounds; where rounds share their noise, a further event for every round that was run again.
 
-    Where every round has noise of its own, `most` counts rounds that were run again already.
+    Where every round has noise of its own, `max_participations` includes the rounds that were run again.
     """
-    entries = release.run_events(allowed)
-    if not release.correlated or not participation.all_repeats:
-        return entries
-    return (*entries, (release.repeated_event(allowed), participation.all_repeats))
+    entries, repeats = release.run_events(allowed), max(participation.repeats, len(participation.repeated))
+    return (*entries, (release.repeated_event(allowed), repeats)) if release.correlated and repeats else entries
 
 
 def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *own: tuple[float, ...]) -> range:
-    """Every client, where lists say something of each, or a foreign part may; else one, who stands for all."""
+    """Every client, where tuples state something of each, or a foreign part may; else one client for all."""
     if only is not None:
         return range(only, only + 1)
     differ = any(len(each) > 1 for each in own) or bool(foreign(parts))
@@ -190,7 +188,7 @@ def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *o
 
 
 def _message_cost(clients: Sampler, release: Release, participation: Participation, only: int | None) -> Cost:
-    """Every client noises its own message: a line for each kind of noise and number of rounds."""
+    """The cost where every client noises its own message: a line for each kind of noise and number of rounds."""
     kinds: dict[Entries, list[int]] = {}
     for client in _one_of_each(clients, only, (release,), release.noise_multipliers, participation.per_client):
         rounds = _rounds(clients, release.own_event(client), participation, client)
@@ -203,18 +201,20 @@ def _message_cost(clients: Sampler, release: Release, participation: Participati
     return Cost("client", tuple(lines))
 
 
+# ---- records ---------------------------------------------------------------------------------------------------------
+
+
 def record_cost(
     clients: Sampler, local: LocalSolver, release: Release, participation: Participation, only: int | None = None
 ) -> Cost:
-    """The cost of a record-level plan, or of one silo: the coins inside it amplify, those that choose silos never."""
-    reads = local.reads
-    assert reads is not None
+    """Return the cost of a record-level plan, or of one silo: only the sampling of records amplifies."""
+    reads = _record_sampler(local)
     kinds: dict[tuple[Entries, ...], list[int]] = {}
     if release.correlated:  # rounds that share their noise have no cost of single rounds
         participation = participation.if_always_sampled
     own = (reads.sizes, participation.per_client, release.noise_multipliers, local.noise_multipliers)
     for silo in _one_of_each(clients, only, (release, local), *own):
-        kinds.setdefault(_record_cost(clients, local, release, participation, silo), []).append(silo)
+        kinds.setdefault(_silo_cost(clients, local, release, participation, silo), []).append(silo)
     lines = [
         Line(who, reads.relation, entries, tuple(silos) if len(kinds) > 1 else ())
         for costs, silos in kinds.items()
@@ -223,81 +223,79 @@ def record_cost(
     return Cost("record", tuple(lines))
 
 
-def _record_cost(
+def _record_sampler(local: LocalSolver) -> RecordSampler:
+    assert local.reads is not None
+    return local.reads
+
+
+def _silo_cost(
     clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int
 ) -> tuple[Entries, ...]:
+    """Entries of one record of a silo, for each adversary."""
     times = reads_of(clients, local, release, participation, silo)
-    if not release.correlated:
-        events = _record_events(local, release, silo)
-        if not participation.sampled_rounds or not _silos_are_seen(clients, release):
-            return tuple(((event, times),) for event in events)
-        return tuple(_record_rounds(clients, local, participation, event, times, silo) for event in events)
-    rounds = max(participation.distinct, 1)
-    allowed = record_patterns(clients, local, rounds, min(times, rounds), silo)
-    seen = _with_repeats(release, allowed, participation)
-    return seen, seen, ((release.message_event(), seen[0][1]),)
+    if release.correlated:
+        rounds = max(participation.distinct, 1)
+        allowed = record_patterns(clients, local, rounds, min(times, rounds), silo)
+        seen = _with_repeats(release, allowed, participation)
+        return seen, seen, ((release.message_event(), seen[0][1]),)
+    reads = _record_sampler(local)
+
+    def amplified(event: Event) -> Event:
+        return reads.amplify(event, silo) if event.protects else event
+
+    if isinstance(local.bound(), AlreadyPrivate):
+        events = (reads.amplify(local.own_event(silo), silo),) * 3
+    elif "messages" in release.sees:
+        events = (amplified(release.own_event(silo)),) * 3
+    else:
+        to_models = amplified(release.event()) if release.amplified else release.event()
+        events = (to_models, to_models, amplified(release.own_event(silo)))
+    if not participation.sampled_rounds or not _silos_are_seen(clients, release):
+        return tuple(((event, times),) for event in events)
+    return tuple(_record_rounds(clients, local, participation, event, times, silo) for event in events)
 
 
 def _silos_are_seen(clients: Sampler, release: Release) -> bool:
     return not clients.random or bool({"cohort", "messages"} & release.sees)
 
 
+def _steps(local: LocalSolver) -> int:
+    """Number of releases that one round makes of a record."""
+    spent = local.bound()
+    return spent.count if isinstance(spent, AlreadyPrivate) else 1
+
+
 def _record_rounds(
     clients: Sampler, local: LocalSolver, participation: Participation, event: Event, times: int, silo: int
 ) -> Entries:
-    """`times` reads of one record for sure, and those of rounds that take its silo by a coin that is seen.
+    """`times` certain reads of one record, and those of rounds whose public sampling may include its silo.
 
-    Several steps of a round share one coin. They are charged for k rounds, and P[Bin > k] <= 1e-15 as lost.
+    Several steps of a round share one draw. They are charged for k rounds, and P[Bin > k] <= 1e-15 as lost.
     """
-    reads, spent, rate = local.reads, local.bound(), clients.inclusion_rate
-    assert reads is not None
+    reads, steps, rate = _record_sampler(local), _steps(local), clients.inclusion_rate
     assert rate is not None
-    steps = spent.count if isinstance(spent, AlreadyPrivate) else 1
     again = _read_again(local, participation, steps, silo)
     most = reads.max_participations(participation.distinct * steps, silo) + again
     if steps == 1:
-        coins = min(participation.sampled_rounds, most) if reads.disjoint else participation.sampled_rounds
-        sampled = replace(participation, max_participations=times, per_client=(), sampled_rounds=coins)
+        draws = min(participation.sampled_rounds, most) if reads.disjoint else participation.sampled_rounds
+        sampled = replace(participation, max_participations=times, per_client=(), sampled_rounds=draws)
         return _rounds(clients, event, sampled)
     rounds = binomial_quantile(participation.sampled_rounds, rate, LOST)
     more = min(rounds * steps, most) if reads.disjoint else rounds * steps
     return (event, times + more), (Approximate(0.0, LOST), 1)
 
 
-LOST = 1e-15  # of delta, for rounds of several steps by one coin
-
-
 def record_patterns(clients: Sampler, local: LocalSolver, releases: int, times: int, silo: int) -> Patterns:
-    """The rounds that may read one record: as far apart as its silo's rounds, or as its batches, whichever is more."""
-    assert local.reads is not None
-    apart = max(clients.min_separation or 1, local.reads.min_separation(silo) or 1)
+    """Return the patterns of rounds that may read one record, separated like its silo's rounds or its batches."""
+    apart = max(clients.min_separation or 1, _record_sampler(local).min_separation(silo) or 1)
     return Patterns(max(releases, times, 1), times, apart)
 
 
-def _record_events(local: LocalSolver, release: Release, silo: int) -> tuple[Event, ...]:
-    reads, spent = local.reads, local.bound()
-    assert reads is not None
-    if isinstance(spent, AlreadyPrivate):
-        return (reads.amplify(local.own_event(silo), silo),) * 3
-    message = _amplified(reads, release.own_event(silo), silo)
-    if "messages" in release.sees:
-        return (message,) * 3
-    seen = _amplified(reads, release.event(), silo) if release.amplified else release.event()
-    return seen, seen, message
-
-
-def _amplified(reads: RecordSampler, event: Event, silo: int) -> Event:
-    return reads.amplify(event, silo) if event.protects else event
-
-
 def reads_of(clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int) -> int:
-    """How many releases one record of a silo may have been in."""
-    reads, spent = local.reads, local.bound()
-    assert reads is not None
-    seen = _silos_are_seen(clients, release)
+    """Return the largest number of releases that one record of a silo may have been in."""
+    reads, steps, seen = _record_sampler(local), _steps(local), _silos_are_seen(clients, release)
     rounds = participation.max_participations if seen else participation.releases
     rounds = participation.per_client[silo] if seen and participation.per_client else rounds
-    steps = spent.count if isinstance(spent, AlreadyPrivate) else 1
     if not reads.disjoint:
         return rounds * steps
     again = _read_again(local, participation, steps, silo)
@@ -305,33 +303,53 @@ def reads_of(clients: Sampler, local: LocalSolver, release: Release, participati
 
 
 def _read_again(local: LocalSolver, participation: Participation, steps: int, silo: int) -> int:
-    """How often one record was read again in rounds that were run again, named or not, at most.
+    """Largest number of further reads of one record in repeated rounds, listed or not.
 
     Steps of one epoch read disjoint records, so of an epoch the step that was run again most often counts.
     """
-    reads = local.reads
-    assert reads is not None
+    reads, unnamed = _record_sampler(local), participation.unnamed
     times = Counter(step for t in participation.repeated for step in range(t * steps, (t + 1) * steps))
     most: Counter[int] = Counter()
     for step, count in times.items():
         most |= Counter({reads.epoch(step, silo): count})
-    return most.total() + (
-        participation.unnamed * reads.max_repeated_reads(steps, silo) if participation.unnamed else 0
-    )
+    return most.total() + (unnamed * reads.max_repeated_reads(steps, silo) if unnamed else 0)
 
 
-# ---- before the first round ------------------------------------------------------------------------------------------
+# ---- how often independent sampling includes one client --------------------------------------------------------------
+
+
+def binomial_most(population: int, rounds: int, rate: float) -> int:
+    """Return the smallest k with population * P[Bin(rounds, rate) > k] <= 1e-6: for a forecast, never for a cost."""
+    return binomial_quantile(rounds, rate, 1e-6 / population)
+
+
+def binomial_quantile(rounds: int, rate: float, tail: float) -> int:
+    """Return the smallest k with P[Bin(rounds, rate) > k] <= tail."""
+    low, high = -1, rounds  # P[> k] falls in k: above the tail at low, below it at high
+    while high - low > 1:
+        k = (low + high) // 2
+        low, high = (low, k) if bdtrc(k, rounds, rate) <= tail else (k, high)
+    return high
+
+
+def binomial_within(allowed: NDArray[np.int64], rounds: int, rate: float) -> NDArray[np.float64]:
+    """Return P[Bin(rounds, rate) <= allowed]."""
+    return np.asarray(bdtr(np.minimum(allowed, rounds), rounds, rate))
+
+
+# ---- before the first round, and the best of many trials -------------------------------------------------------------
 
 
 def has_curator(unit: Unit, release: Release) -> bool:
-    """Whether one who sees the clients' clean messages noises their sum; else everybody noises its own."""
+    """Whether a curator sees the clients' clean messages and noises their sum; else every client noises its own."""
     return unit == "client" and not release.message_event().protects
 
 
 def with_preparations(cost: Cost, prepare: tuple[Preparation, ...], release: Release, times: int) -> Cost:
-    """Every line with what was released before the first round, of everybody, `times` over.
+    """Return the cost with all that was released of everybody before the first round, `times` times.
 
-    Nothing amplifies it: nobody is drawn. Where a curator noises the sum, one who reads messages reads them all.
+    Nothing amplifies these releases: they use all units. Where a curator noises the sum, an adversary who reads
+    messages reads them all.
     """
     if not prepare:
         return cost
@@ -346,7 +364,7 @@ def with_preparations(cost: Cost, prepare: tuple[Preparation, ...], release: Rel
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """How a run came to be the one that is shown: `over` which keys, `by` what; `id` is its name in a ledger."""
+    """Private selection of a run: `over` which keys, `by` which score; `id` names the selection in a ledger."""
 
     id: str
     trials: Trials
@@ -355,7 +373,7 @@ class Selection:
 
     @property
     def assumed(self) -> list[str]:
-        """What must hold for the cost."""
+        """Assumptions under which the cost of the selection holds."""
         return [
             f"this run is the best, by {self.by}, of a random number of trials ({self.trials.law.replace('_', ' ')}, "
             f"{self.trials.mean:g} on average) over {', '.join(self.over)}, each with the same cost",
@@ -364,16 +382,20 @@ class Selection:
 
 
 def cost_of_best(cost: Cost, selection: Selection | None) -> Cost:
-    """The cost of one trial as that of the best; no selection: as it is."""
-    return cost if selection is None else replace(cost, lines=tuple(_line(one, selection.trials) for one in cost.lines))
-
-
-def _line(line: Line, trials: Trials) -> Line:
-    entries = tuple((event, count) for event, count in line.entries if count)
-    if not entries or not all(event.protects for event, _ in entries):
-        return line
-    if len(entries) > 1:
-        found = f"a trial of {len(entries)} kinds of events"
-        raise PlanError("tuning", found, "one kind of event", "tune on public data: sordino tune without --private")
-    ((event, count),) = entries
-    return replace(line, entries=((Tuned(event, count, trials), 1),))
+    """Return the cost of the best of many trials from the cost of one; without a selection, the cost unchanged."""
+    if selection is None:
+        return cost
+    lines = []
+    for line in cost.lines:
+        entries = tuple((event, count) for event, count in line.entries if count)
+        if entries and all(event.protects for event, _ in entries):
+            if len(entries) > 1:
+                found, fix = (
+                    f"a trial of {len(entries)} kinds of events",
+                    "tune on public data: sordino tune without --private",
+                )
+                raise PlanError("tuning", found, "one kind of event", fix)
+            ((event, count),) = entries
+            line = replace(line, entries=((Tuned(event, count, selection.trials), 1),))
+        lines.append(line)
+    return replace(cost, lines=tuple(lines))

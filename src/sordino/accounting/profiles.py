@@ -1,4 +1,4 @@
-"""Privacy profiles: one line of a cost in other words, for certificates, explanations and reports.
+"""Privacy profiles: one line of a cost as test ceilings, mu and curves. Certificates and reports call it.
 
 Ceilings   Any test that tells two neighbours apart with false-positive rate a has true-positive rate at most
            min over e of exp(e) a + delta(e)                        (Wasserman, Zhou 2010; Kairouz et al. 2015).
@@ -6,10 +6,10 @@ mu         the least with delta(e) <= delta_mu(e) + 1e-10 at every e >= 0, for a
            delta_mu(e) = Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu)                (Dong, Roth, Su 2022, Corollary 1)
 regret     the least k with f(a + k) - k <= f_mu(a) at every a, f the least error of a test with false alarms a: what
            is lost by stating mu instead of the whole curve                                     (Kaissis et al. 2024)
-by participations   delta(e) = sum_k Bin(T, q)(k) delta_k(e) is what one who sees random cohorts learns on average.
-           Once they are drawn, that adversary knows k, and delta_k holds for a client that was in k rounds.
+by participations   delta(e) = sum_k Bin(T, q)(k) delta_k(e) bounds one who sees random cohorts, on average. Once they
+           are drawn, that adversary knows k, and delta_k holds for a client that was in k rounds.
 
-Guarantee: everything is rounded up, so a line is never worse than what is stated of it.
+Guarantee: every number is rounded up, so a line is never worse than what is stated of it.
 """
 
 from __future__ import annotations
@@ -22,28 +22,32 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import bdtrc, ndtr, ndtri
 
 from sordino.accounting import accountant
-from sordino.accounting.composition import Line
+from sordino.accounting.composition import Line, binomial_quantile
 from sordino.accounting.events import Event
-from sordino.accounting.rounding import upto
-from sordino.accounting.trials import binomial_quantile
+from sordino.accounting.pairs import Array
+from sordino.accounting.rounding import rounded_up, upto, upward
 
-Array = NDArray[np.float64]
+DELTAS = (1e-5, 1e-6)  # at which epsilon is stated beside the certificate's own
+EPSILONS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0)  # at which delta is stated
+LEFT = 1e-10  # probability that mu does not cover
+TAILS = (1e-2, 1e-6)  # probabilities that a client is in more rounds than are stated
+_NODES, _FARTHEST = 401, 512.0  # epsilons at which the curve is compared, and the largest of them
+_KINDS = 8  # silos that differ: for more, computing mu takes too long
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The most that any membership test can reach."""
+    """Upper bounds on every membership test: true-positive rate and area under the ROC curve."""
 
     true_positives: float  # at 1% false positives
     auc: float
 
 
 def ceiling(line: Line, at: float = 0.01) -> Ceiling:
-    """Ceilings for one line of a cost; 1 and 1 where there is no guarantee."""
+    """Return the ceilings of one line of a cost; 1 and 1 where there is no guarantee."""
     if not protects(line):
         return Ceiling(1.0, 1.0)
     mu = accountant.gaussian_mu(line.entries, line.relation)
@@ -54,7 +58,7 @@ def ceiling(line: Line, at: float = 0.01) -> Ceiling:
 
 
 def power(mu: float, at: float) -> float:
-    """Phi(Phi^-1(at) + mu): the exact ceiling under mu-GDP."""
+    """Return Phi(Phi^-1(at) + mu): the exact true-positive ceiling under mu-GDP."""
     return _phi(float(ndtri(at)) + mu)
 
 
@@ -72,26 +76,19 @@ def _from_curve(line: Line, at: float) -> Ceiling:
 
 
 def true_positives(false_positives: Array, epsilons: Array, deltas: Array) -> Array:
-    """min over e of exp(e) * a + delta(e), at most 1."""
+    """Return min over e of exp(e) * a + delta(e), at most 1, for each false-positive rate a."""
     bounds = np.exp(epsilons)[None, :] * false_positives[:, None] + deltas[None, :]
     return np.asarray(np.minimum(1.0, bounds.min(axis=1)), dtype=np.float64)
 
 
-DELTAS = (1e-5, 1e-6)  # at which epsilon is stated beside the certificate's own
-EPSILONS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0)  # at which delta is stated
-LEFT = 1e-10  # chance that mu says nothing of
-_NODES, _FARTHEST = 401, 512.0  # epsilons at which the curve is compared, and the largest of them
-_KINDS = 8  # silos that differ: of more, nobody waits for mu
-
-
 def protects(line: Line) -> bool:
-    """Whether anything is promised at all."""
+    """Whether every event of a line guarantees something."""
     return all(event.protects for event, count in line.entries if count)
 
 
 @lru_cache(maxsize=256)
 def gaussian(line: Line) -> dict[str, float] | None:
-    """mu, its regret and what it leaves out; None where no Gaussian release stands for the line."""
+    """Return mu, its regret and the probability left out; None where no Gaussian release dominates the line."""
     if not protects(line):
         return None
     exact = accountant.gaussian_mu(line.entries, line.relation)
@@ -108,11 +105,8 @@ def gaussian(line: Line) -> dict[str, float] | None:
     return None if mu is None else {"mu": mu, "regret": regret(nodes, deltas, mu), "left": LEFT}
 
 
-# ---- one number for the curve ---------------------------------------------------------------------------------------
-
-
 def least_mu(nodes: Array, deltas: Array) -> float | None:
-    """The least mu, in steps of 1e-4, whose curve lies above (`nodes`, `deltas`) and above what may be between them."""
+    """Return the least mu, in steps of 1e-4, whose curve lies above (`nodes`, `deltas`) and all between them."""
     low, high = 0.0, 1.0
     while not dominates(high, nodes, deltas):
         low, high = high, 2 * high
@@ -126,12 +120,14 @@ def least_mu(nodes: Array, deltas: Array) -> float | None:
 
 
 def dominates(mu: float, nodes: Array, deltas: Array) -> bool:
-    """delta(e) <= delta_mu(e) + LEFT for all e, from finitely many of them.
+    """Check delta(e) <= delta_mu(e) + LEFT for all e, from finitely many of them.
 
     In x = exp(e) both curves are convex: between two nodes ours lies below its chord, and the Gaussian one above its
     tangents at both, whose larger one is least where they cross; so chord and crossing decide.
     """
-    x, above, slope = np.exp(nodes), _gaussian_delta(mu, nodes) + LEFT, -ndtr(-mu / 2 - nodes / mu)
+    x, slope, first = np.exp(nodes), -ndtr(-mu / 2 - nodes / mu), ndtr(mu / 2 - nodes / mu)
+    # delta_mu, rounded down where the difference is lost in rounding
+    above = np.maximum(first - x * ndtr(-mu / 2 - nodes / mu) - 1e-14 * first, 0.0) + LEFT
     if np.any(deltas > above):
         return False
     bend = np.diff(slope)
@@ -143,14 +139,8 @@ def dominates(mu: float, nodes: Array, deltas: Array) -> bool:
     return bool(np.all(chord <= floor))
 
 
-def _gaussian_delta(mu: float, epsilons: Array) -> Array:
-    """Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu), rounded down where the difference is lost in rounding."""
-    first, second = ndtr(mu / 2 - epsilons / mu), np.exp(epsilons) * ndtr(-mu / 2 - epsilons / mu)
-    return np.asarray(np.maximum(first - second - 1e-14 * first, 0.0))
-
-
 def regret(nodes: Array, deltas: Array, mu: float) -> float:
-    """The least k with f(a + k) - k <= f_mu(a): both curves of errors are compared along the diagonal."""
+    """Return the least k with f(a + k) - k <= f_mu(a): both trade-off curves are compared along the diagonal."""
     nodes, deltas = nodes[::2], deltas[::2]
     false = np.union1d(np.geomspace(1e-12, 0.5, 300), 1 - np.geomspace(1e-12, 0.5, 300))
     both = np.concatenate([-nodes[::-1], nodes])
@@ -165,45 +155,24 @@ def regret(nodes: Array, deltas: Array, mu: float) -> float:
     return _up(high)
 
 
-# ---- rounding -------------------------------------------------------------------------------------------------------
-
-
 def _up(value: float) -> float:
     return float(math.ceil(value * 1e4 - 1e-9) / 1e4)
 
 
-def upward(value: float) -> float | None:
-    """Rounded up at the sixth digit after the point: never below what was proved. None: no guarantee."""
-    if not math.isfinite(value):
-        return None
-    steps = math.ceil(value * 1e6)
-    return steps / 1e6 if steps / 1e6 >= value else (steps + 1) / 1e6
-
-
-def rounded_up(delta: float) -> float:
-    """To three significant digits, never below; what is smaller than 1e-12 is stated as 1e-12."""
-    if delta >= 1.0:
-        return 1.0
-    small = max(delta, 1e-12)
-    digits = 2 - math.floor(math.log10(small))
-    steps = math.ceil(small * 10**digits * (1 - 1e-12))
-    return min(1.0, float(f"{steps}e{-digits}"))
-
-
 def summary(lines: Sequence[Line]) -> dict[str, Any]:
-    """What holds for everybody: of several silos' lines, the worst at every point; mu only if they are few."""
+    """Summarise what holds for everybody: of several silos' lines, the worst at every point; mu only for few silos."""
     kinds = sorted({replace(line, adversary="models", silos=()) for line in lines}, key=repr)
-    told = [copy.deepcopy(points(line)) for line in kinds]
+    found = [copy.deepcopy(points(line)) for line in kinds]
     gdp = [gaussian(line) for line in kinds] if len(kinds) <= _KINDS else [None]
     return {
-        "other_deltas": _worst([one["other_deltas"] for one in told], "epsilon"),
+        "other_deltas": _worst([one["other_deltas"] for one in found], "epsilon"),
         "gdp": None if None in gdp else max((one for one in gdp if one is not None), key=lambda one: one["mu"]),
-        "curve": _worst([one["curve"] for one in told], "delta"),
+        "curve": _worst([one["curve"] for one in found], "delta"),
     }
 
 
 def _worst(found: list[list[dict[str, Any]]], figure: str) -> list[dict[str, Any]]:
-    """Point by point the largest figure; nothing if somebody is promised nothing."""
+    """The largest figure at every point; empty if one list is empty, as without a guarantee."""
     if not all(found):
         return []
     none = next((points for points in found if any(one[figure] is None for one in points)), None)
@@ -212,7 +181,7 @@ def _worst(found: list[list[dict[str, Any]]], figure: str) -> list[dict[str, Any
 
 @lru_cache(maxsize=256)
 def points(line: Line) -> dict[str, Any]:
-    """Epsilon at the deltas that other reports use, and delta at round epsilons; nothing where nothing is promised."""
+    """Return epsilon at common deltas, and delta at round epsilons; empty lists without a guarantee."""
     if not protects(line):
         return {"other_deltas": [], "curve": []}
     found = [(delta, accountant.epsilon(line.entries, line.relation, delta).value) for delta in DELTAS]
@@ -223,11 +192,8 @@ def points(line: Line) -> dict[str, Any]:
     }
 
 
-TAILS = (1e-2, 1e-6)  # chances that a client is in more rounds than are stated
-
-
 def by_participations(line: Line, delta: float) -> list[dict[str, Any]]:
-    """Epsilon of a client in k rounds, for the average k and two that few exceed; [] without seen random cohorts."""
+    """Return epsilon of a client in k rounds, for the average k and two larger; [] without seen random cohorts."""
     sampled = [(event, count) for event, count in line.entries if event.seen_sampling is not None]
     if len(sampled) != 1 or sampled[0][0].seen_sampling is None:
         return []
@@ -238,8 +204,6 @@ def by_participations(line: Line, delta: float) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=256)
 def _in_k_rounds(line: Line, event: Event, count: int, k: int, delta: float) -> dict[str, Any]:
-    from scipy.special import bdtrc
-
     assert event.seen_sampling is not None
     rate, inner = event.seen_sampling
     rest = tuple((each, n) for each, n in line.entries if each != event)
@@ -248,8 +212,8 @@ def _in_k_rounds(line: Line, event: Event, count: int, k: int, delta: float) -> 
     return {"participations": k, "chance_of_more": more, "epsilon": upward(found.value)}
 
 
-def in_words(found: list[dict[str, Any]]) -> str:
-    """`by_participations` as one sentence."""
+def participations_in_words(found: list[dict[str, Any]]) -> str:
+    """Say `by_participations` in one sentence."""
     costs = [
         f"{'without limit' if one['epsilon'] is None else upto(one['epsilon'], 4)} in {one['participations']} "
         f"(chance of more {upto(one['chance_of_more'], 2)})"

@@ -1,21 +1,34 @@
-"""Renyi divergences of the pairs that have one in closed form or as a short integral: the second opinion.
+"""Renyi divergences: the accountant's second bound, and private selection (`Trials`). Events state them.
 
     D_a(P || Q) = log E_Q[(dP/dQ)^a] / (a - 1),     n releases: n D_a,
     epsilon(delta) = min over a of  n D_a + log((a - 1)/a) - (log delta + log a)/(a - 1)
 
-No grid of losses, no transform: nothing is shared with `compose` but the pairs. Each order is a bound by itself.
+No grid of losses, no transform: nothing is shared with `pld` but the pairs. Each order is a bound of its own.
 Theorem: Mironov 2017; the conversion is Canonne, Kamath, Steinke 2020, Prop. 12.
+
+Private selection releases the best of a random, secret number K of trials:
+
+    truncated negative binomial   P(K = k) ~ (1 - gamma)^k prod_{l < k} (l + eta)/(l + 1),  k >= 1
+                                  eta = shape: 1 is geometric, 0 logarithmic; gamma follows from the mean
+    Poisson                       K may be 0: then nothing is released
+
+Guarantee: Papernot, Steinke 2022, Theorems 2 and 6. It holds for the best of K independent trials, by any score of what
+a trial released, if all trials are equally private, and if K and every other trial stay secret. A table of trials that
+somebody looks at is composition instead.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from scipy.special import gammaln
 
-from sordino.accounting.pld.pairs import Array
+from sordino.accounting.pairs import Array
+from sordino.errors import ConfigError
 
 ORDERS: Array = np.concatenate([np.arange(11, 110) / 10, np.arange(11, 64), [128.0, 256.0, 512.0, 1024.0]])
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
@@ -23,15 +36,15 @@ _REACH = 13.0  # standard deviations that an integral covers
 _LONGEST = 2000.0  # an integral over more is not taken: that order proves nothing
 
 
-def by_public_coin(rate: float, divergences: Array) -> Array:
-    """Of what happens with probability `rate`, by a coin that is seen: log(1 - q + q exp((a - 1) D_a)) / (a - 1)."""
+def publicly_sampled(rate: float, divergences: Array) -> Array:
+    """Divergences of a release that happens with a seen probability q: log(1 - q + q exp((a - 1) D_a)) / (a - 1)."""
     powers = (ORDERS - 1) * divergences
     with np.errstate(over="ignore"):
         return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + powers) / (ORDERS - 1))
 
 
 def epsilon(divergences: Array, delta: float) -> float:
-    """The least epsilon over all orders; inf if none proves anything."""
+    """Return the least epsilon over all orders; inf if no order proves anything."""
     if delta <= 0:
         return math.inf
     at = divergences + np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
@@ -39,37 +52,11 @@ def epsilon(divergences: Array, delta: float) -> float:
 
 
 def deltas(divergences: Array, epsilons: Array) -> Array:
-    """The least delta at each epsilon, over all orders: exp((a-1)(D_a - epsilon)) (1 - 1/a)^(a-1) / a."""
+    """Return the least delta at each epsilon, over all orders: exp((a-1)(D_a - epsilon)) (1 - 1/a)^(a-1) / a."""
     a = ORDERS[:, None]
     with np.errstate(over="ignore", invalid="ignore"):
         logs = (a - 1) * (divergences[:, None] - epsilons) + (a - 1) * np.log1p(-1 / a) - np.log(a)
         return np.asarray(np.exp(np.minimum(np.min(np.where(np.isnan(logs), np.inf, logs), axis=0), 0.0)))
-
-
-def best_of_negative_binomial(one: Array, mean: float, shape: float, gamma: float) -> Array:
-    """The best of K trials, K truncated negative binomial (eta = shape, gamma), E[K] = mean; `one`: of a trial.
-
-        D'_a = D_a + (1 + eta) min over b of ((1 - 1/b) D_b + log(1/gamma) / b) + log(mean) / (a - 1)
-
-    Theorem: Papernot, Steinke 2022, Theorem 2. Divergences grow with their order, so a larger one bounds a smaller.
-    """
-    extra = (1 + shape) * np.min((1 - 1 / ORDERS) * one - math.log(gamma) / ORDERS)
-    return _rising(one + extra + math.log(mean) / (ORDERS - 1))
-
-
-def best_of_poisson(one: Array, mean: float) -> Array:
-    """The best of K trials, K Poisson: D'_a = D_a + mean delta(log(1 + 1/(a-1))) + log(mean) / (a - 1).
-
-    delta(.) is by a trial's divergences. Theorem: Papernot, Steinke 2022, Theorem 6; a mean below 1 takes nothing
-    off. Without a trial nothing is shown.
-    """
-    lost = deltas(one, np.log1p(1 / (ORDERS - 1)))
-    return _rising(one + mean * lost + max(0.0, math.log(mean)) / (ORDERS - 1))
-
-
-def _rising(divergences: Array) -> Array:
-    """The least that orders at least as large prove."""
-    return np.asarray(np.minimum.accumulate(divergences[::-1])[::-1])
 
 
 def gaussian(mu: float) -> Array:
@@ -78,7 +65,7 @@ def gaussian(mu: float) -> Array:
 
 
 def laplace(size: float) -> Array:
-    """Laplace noise of scale 1 moved by `size` (Mironov 2017, Table II)."""
+    """Laplace noise of scale 1 shifted by `size` (Mironov 2017, Table II)."""
     a = ORDERS
     first, second = np.log(a / (2 * a - 1)) + (a - 1) * size, np.log((a - 1) / (2 * a - 1)) - a * size
     return np.asarray(np.logaddexp(first, second) / (a - 1))
@@ -107,7 +94,14 @@ def fixed_size_gaussian(rate: float, mu: float) -> Array:
 def _log_moment(rate: float, mu: float, power: float, start: float) -> float:
     """log of the integral over x > start of phi(x) (1 - q + q exp(mu x - mu^2/2))^power; inf if that is too long."""
     if power > 1 and power.is_integer() and (start <= -_REACH or power > 64):
-        return _log_binomial(rate, mu, int(power))  # over all x: no less
+        # over all x, which is no less: log of sum_k C(a, k) (1-q)^(a-k) q^k exp((k^2 - k) mu^2 / 2)
+        order = int(power)
+        k = np.arange(order + 1)
+        ways = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            others = np.where(k == order, 0.0, (order - k) * np.log1p(-rate))
+            terms = ways + others + k * math.log(rate) + (k * k - k) * min(mu * mu, 1e290) / 2
+        return _log_sum(terms) + 1e-9
     end = max(start, power * mu, 0.0) + _REACH
     if not end - start < _LONGEST or mu > _LONGEST:
         return math.inf
@@ -120,16 +114,81 @@ def _log_moment(rate: float, mu: float, power: float, start: float) -> float:
     return _log_sum(heights) - math.log(2 * math.pi) / 2 + 1e-9
 
 
-def _log_binomial(rate: float, mu: float, order: int) -> float:
-    """log of sum_k C(a, k) (1-q)^(a-k) q^k exp((k^2 - k) mu^2 / 2)."""
-    k = np.arange(order + 1)
-    ways = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        absent = np.where(k == order, 0.0, (order - k) * np.log1p(-rate))
-        terms = ways + absent + k * math.log(rate) + (k * k - k) * min(mu * mu, 1e290) / 2
-    return _log_sum(terms) + 1e-9
-
-
 def _log_sum(terms: Array) -> float:
     top = float(terms.max())
     return top + math.log(float(np.exp(terms - top).sum())) if math.isfinite(top) else top
+
+
+# ---- private selection -----------------------------------------------------------------------------------------------
+
+MOST = 10_000.0  # trials on average
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Distribution of the number of trials, by its mean; `shape` is eta of the negative binomial."""
+
+    mean: float = 10.0
+    law: Literal["negative_binomial", "poisson"] = "negative_binomial"
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        poisson = self.law == "poisson"
+        if not (0 < self.mean <= MOST if poisson else 1 < self.mean <= MOST):
+            needed = f"a mean {'above 0' if poisson else 'above 1'}, at most {MOST:,.0f}"
+            raise ConfigError(f"{self.mean:g} trials on average", needed, "10 is usual")
+        if not 0 <= self.shape <= 100:
+            raise ConfigError(f"shape = {self.shape:g} of the trials", "0 (logarithmic) to 100; 1 is geometric")
+
+    @property
+    def gamma(self) -> float:
+        """The gamma of the negative binomial that has this mean."""
+        return _gamma(self.shape, self.mean)
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """Draw a number of trials."""
+        if self.law == "poisson":
+            return int(rng.poisson(self.mean))
+        gamma, k, left = self.gamma, 1, float(rng.random())
+        log, eta = math.log(gamma), self.shape
+        chance = (1 - gamma) / -log if eta == 0 else eta * (1 - gamma) / math.expm1(-eta * log)  # P(K = 1)
+        while left >= chance > 1e-18:
+            left -= chance
+            chance *= (1 - gamma) * (k + self.shape) / (k + 1)
+            k += 1
+        return k
+
+    def divergences(self, one: Array) -> Array:
+        """Divergences of the best trial, from the divergences D_a of one; m is the mean.
+
+            negative binomial   D_a + (1 + eta) min over b of ((1 - 1/b) D_b + log(1/gamma) / b) + log(m) / (a - 1)
+            Poisson             D_a + m delta(log(1 + 1/(a-1))) + log(m) / (a - 1),   delta(.) by a trial's divergences
+
+        Theorem: Papernot, Steinke 2022, Theorems 2 and 6; a Poisson mean below 1 reduces nothing. Divergences grow
+        with their order, so a larger one bounds a smaller.
+        """
+        if self.law == "poisson":
+            best = (
+                one + self.mean * deltas(one, np.log1p(1 / (ORDERS - 1))) + max(0.0, math.log(self.mean)) / (ORDERS - 1)
+            )
+        else:
+            gamma = self.gamma
+            extra = (1 + self.shape) * np.min((1 - 1 / ORDERS) * one - math.log(gamma) / ORDERS)
+            best = one + extra + math.log(_mean(self.shape, gamma) * (1 + 1e-9)) / (ORDERS - 1)
+        return np.asarray(np.minimum.accumulate(best[::-1])[::-1])
+
+
+@lru_cache(maxsize=64)
+def _gamma(shape: float, mean: float) -> float:
+    """gamma by bisection on its logarithm; the mean falls as gamma grows, and the smaller gamma costs more."""
+    low, high = -60.0, -1e-12
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _mean(shape, math.exp(middle)) > mean else (low, middle)
+    return math.exp(low)
+
+
+def _mean(shape: float, gamma: float) -> float:
+    """E[K] of the negative binomial: (1/gamma - 1) / log(1/gamma), or eta (1 - gamma) / (gamma (1 - gamma^eta))."""
+    log = math.log(gamma)
+    return math.expm1(-log) / -log if shape == 0 else shape * math.expm1(-log) / -math.expm1(shape * log)

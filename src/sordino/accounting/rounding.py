@@ -1,7 +1,7 @@
-"""Bounds as text: what is printed is never on the wrong side of what was proved.
+"""Rounding of bounds for certificates and printed text: never to the wrong side of what was proved.
 
-A page rounds 1.00004 to 1, and a reader takes 1 for a promise. So an upper bound is rounded up and a lower one down,
-at the last digit that is printed; a number that needs no more digits stays as it is.
+A page that rounds 1.00004 to 1 promises too much. So an upper bound is rounded up and a lower one down, at the last
+digit that is printed; a number that needs no more digits stays as it is.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import math
 
 
 def upto(bound: float | None, digits: int = 3) -> str:
-    """An upper bound: rounded up to so many significant digits, never below what was proved."""
+    """Return an upper bound as text, rounded up to `digits` significant digits."""
     return "no guarantee" if bound is None else _rounded(bound, digits, 1)
 
 
 def atleast(bound: float, digits: int = 3) -> str:
-    """A lower bound, or the most that is allowed: rounded down."""
+    """Return a lower bound as text, rounded down to `digits` significant digits."""
     return _rounded(bound, digits, -1)
 
 
@@ -25,3 +25,21 @@ def _rounded(bound: float, digits: int, way: int) -> str:
         return near
     step = 10.0 ** (math.floor(math.log10(abs(bound))) - digits + 1)
     return f"{(round(bound / step) + way) * step:.{digits}g}"
+
+
+def upward(value: float) -> float | None:
+    """Return epsilon rounded up at the sixth digit after the point; None (no guarantee) where it is infinite."""
+    if not math.isfinite(value):
+        return None
+    steps = math.ceil(value * 1e6)
+    return steps / 1e6 if steps / 1e6 >= value else (steps + 1) / 1e6
+
+
+def rounded_up(delta: float) -> float:
+    """Return delta rounded up to three significant digits; below 1e-12 it is stated as 1e-12."""
+    if delta >= 1.0:
+        return 1.0
+    small = max(delta, 1e-12)
+    digits = 2 - math.floor(math.log10(small))
+    steps = math.ceil(small * 10**digits * (1 - 1e-12))
+    return min(1.0, float(f"{steps}e{-digits}"))

@@ -30,8 +30,8 @@ from sordino.audit.tradeoff import Array, Limit, Rates, at_least_zero, not_finit
 from sordino.audit.trial_rounds import shrink_clients, shrink_local, shrink_release
 from sordino.data.clients import Clients, Records
 from sordino.engines.base import Collected
+from sordino.engines.checks import noised_histogram
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.engines.prepare import noised_total
 from sordino.loop import noised_mean
 from sordino.parts.mechanisms import Laplace, Preparation, Values
 from sordino.parts.releases import Forward, NoNoise, Release
@@ -106,7 +106,7 @@ def proved_bounds(rates: Rates, tail: Rates, limit: Limit, delta: float) -> tupl
 
 def gaussian_epsilon_at(mu: float, delta: float) -> float:
     """Return epsilon at delta of a Gaussian release with this mu."""
-    return accountant.epsilon_on(((GaussianNoise(1 / mu), 1),), "zero_out", delta, accountant.COARSE)
+    return accountant.bound(((GaussianNoise(1 / mu), 1),), "zero_out", delta).value
 
 
 @lru_cache(maxsize=64)
@@ -262,7 +262,7 @@ class Copies(Preparation):
 
 def audit_preparation(
     plan: Plan, part: Preparation, delta: float, trials: int = 200_000, alpha: float = 1e-3, seed: int = 0,
-    release: Callable[[Plan, Preparation, Iterable[Values], Streams], Tensor] = noised_total,
+    release: Callable[[Plan, Preparation, Iterable[Values], Streams], Tensor] = noised_histogram,
 ) -> MechanismAudit:  # fmt: skip
     """Attack a column that is released before the first round: one unit's values are all low, or all high or absent.
 

@@ -27,7 +27,7 @@ from sordino.audit.trial_rounds import FAR, TrialRounds, run_trial_rounds, shrin
 from sordino.data.clients import Clients, Records
 from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess, public_update
-from sordino.engines.paths import Path
+from sordino.engines.objectives import Path
 from sordino.errors import UserError
 from sordino.parts.record_samplers import SamplingLaw
 from sordino.parts.samplers import Cohort, Everyone

@@ -18,7 +18,7 @@ from sordino.audit.trial_rounds import ROUNDS, run_trial_rounds
 from sordino.certificate.explain import ceilings
 from sordino.certificate.facts import Facts
 from sordino.config import Config, load_config
-from sordino.engines.prepare import begin
+from sordino.engines.checks import prepare_columns
 from sordino.errors import ConfigError
 from sordino.outcome import load_weights
 from sordino.plan import Plan, State
@@ -111,7 +111,7 @@ def _prepared_task(config: Config, target: Path) -> Task:
     if not task.waiting:
         return task
     if not target.is_dir():
-        return begin(config.plan, task, Seeded(config.run.seed), lambda t, cohort: None, State(0, {}))[0]
+        return prepare_columns(config.plan, task, Seeded(config.run.seed), lambda t, cohort: None, State(0, {}))[0]
     return with_released_columns(task, target)
 
 

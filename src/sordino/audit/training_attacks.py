@@ -182,7 +182,7 @@ def _messages(worker: InProcessWorker, job: ClientJob, count: int) -> Tensor:
     for part in (np.arange(i, min(i + step, count)) for i in range(0, count, step)):
         rows = worker.solve(part, job.public, job.start)
         slopes = worker._slopes(part, job) if worker.slopes else None
-        found.append(worker._encode(rows.nan_to_num(0.0, 0.0, 0.0), job, slopes))
+        found.append(worker.encode(rows.nan_to_num(0.0, 0.0, 0.0), job, slopes))
     return torch.cat(found).float()
 
 

@@ -31,7 +31,7 @@ from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
 from sordino.runs.charge_log import PrefixHash
-from sordino.runs.checkpoint import Checkpoint
+from sordino.runs.writer import Checkpoint
 from sordino.task import Task
 
 SIZE = 1024  # coordinates of the model

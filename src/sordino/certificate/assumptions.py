@@ -1,10 +1,9 @@
 """Assumptions of a certificate: what must hold outside this program, and what the numbers do not cover.
 
-`statement` has the same in the words of NIST SP 800-226. That guide asks whoever states a guarantee to say who is
-protected (the data subject), who holds the data and adds the noise (the data curator), who receives the result (the
-data consumer) and whom of them one has to trust; the unit of privacy and what neighbours are; how many releases the
-numbers cover; whether choosing settings was charged; and what the mathematics does not see: side channels, rows that
-are not protected, other releases.
+`statement` answers the questions of NIST SP 800-226: who is protected (the data subject), who holds the data and adds
+the noise (the data curator), who receives the result (the data consumer) and who of them is trusted; the unit of
+privacy and the neighbours; how many releases the numbers cover; whether choosing settings was charged; and what the
+mathematics does not cover: side channels, rows that are not protected, other releases.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from sordino import codec
 from sordino.accounting.composition import Adversary, Cost, Participation, Selection
 from sordino.accounting.events import GaussianNoise
 from sordino.accounting.profiles import protects
-from sordino.certificate.facts import CLASSES, FROZEN, VALUES, WEIGHTS, Declared, Facts, Loop
+from sordino.certificate.facts import CLASSES, FROZEN, VALUES, WEIGHTS, Declared, Facts
 from sordino.ledger.totals import Standing
 
 if TYPE_CHECKING:
-    from sordino.certificate.facts import Facts
     from sordino.plan import Plan
 
 RECEIPTS = "what a silo says that it was charged is what stands in its own ledger"
@@ -39,30 +37,40 @@ SHARED = "what the noise remembers of earlier rounds (the secret part of checkpo
 def assumptions_of_run(
     plan: Plan, facts: Facts, cost: Cost, counts: Participation, others: Iterable[codec.Foreign]
 ) -> list[str]:
-    """All that a certificate's reader is asked to believe; `others` are the parts that are not Sordino's own."""
+    """List all assumptions of a certificate; `others` are the parts that are not Sordino's own."""
+    secure_sum = facts.receipts and "secure_sum" in plan.needs
     return [
-        *assumptions(plan, cost, counts, facts.public, facts.loop is not None),
-        *(_loop_assumptions(facts.loop, plan.release.correlated, facts.ledger) if facts.loop is not None else ()),
+        *_plan_assumptions(plan, cost, counts, facts),
+        *_loop_assumptions(plan, facts),
         *((RECEIPTS,) if facts.receipts else ()),
-        *((FOLLOWS,) if facts.receipts and "secure_sum" in plan.needs else ()),
-        *(trusted(part) for part in others),
+        *((FOLLOWS,) if secure_sum else ()),
+        *(_trusted(part) for part in others),
         *([BEGAN_FROM if facts.earlier else BEGAN] if facts.given is not None else []),
         *([IN_MEMORY] if facts.in_memory else []),
         *(facts.selection.assumed if facts.selection is not None else ()),
-        *(_ledger_assumptions(facts.ledger) if facts.ledger is not None else ()),
+        *_ledger_assumptions(facts.ledger),
     ]
 
 
-def assumptions(
-    plan: Plan, cost: Cost, counts: Participation, public: tuple[Declared, ...] = (), loop: bool = False
-) -> list[str]:
-    """What must hold outside this program for the numbers to be true; `loop`: there is one data set, and no silo."""
-    if plan.local.reads is not None:
-        said = _record_assumptions(plan, public, LOOP if loop else SILO)
-        return [*said, AVERAGED] if counts.sampled_rounds and {"cohort", "messages"} & plan.release.sees else said
+def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Facts) -> list[str]:
+    """Assumptions that follow from the plan and its cost."""
+    release, reads = plan.release, plan.local.reads
+    shared = [SHARED] if release.correlated else []
+    provided = [f"the engine provides {need}" for need in sorted(release.needs)]
+    if reads is not None:
+        words = SILO if facts.loop is None else LOOP  # a loop has one data set, and no silo
+        said = [words["row"], f"{words['public']} {_declared(facts.public)}"]
+        if reads.relation == "add_remove":
+            said.append(words["rates"])
+        if not reads.disjoint and reads.amplify(GaussianNoise(1.0), 0) != GaussianNoise(1.0):
+            said.append(words["coins"])
+        if "messages" not in release.sees:
+            said.append(words["sum"])
+        averaged = counts.sampled_rounds and {"cohort", "messages"} & release.sees
+        return [*said, *shared, *provided, *([AVERAGED] if averaged else [])]
     said = [
         f"one {cost.unit} is one entry of the population; whoever holds two counts twice",
-        f"the population and the plan are public, and {declared(public)}",
+        f"the population and the plan are public, and {_declared(facts.public)}",
     ]
     if plan.clients.random:
         seen = {(line.relation, line.entries, line.silos) for line in cost.of("cohort")}
@@ -70,11 +78,9 @@ def assumptions(
             said.append("the coins that choose a cohort stay secret from the adversary of the first line")
         in_at_most = f"a client was in at most {counts.max_participations} rounds; more cost more"
         said.append(AVERAGED if counts.sampled_rounds else f"to one who sees the cohort, {in_at_most}")
-    if "messages" not in plan.release.sees:
+    if "messages" not in release.sees:
         said.append("whoever sums the messages does it as planned and shows nothing else")
-    if plan.release.correlated:
-        said.append(SHARED)
-    return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
+    return [*said, *shared, *provided]
 
 
 AVERAGED = (
@@ -83,14 +89,14 @@ AVERAGED = (
 )
 
 
-def trusted(part: codec.Foreign) -> str:
-    """What a part that is not Sordino's own asks a reader to believe."""
+def _trusted(part: codec.Foreign) -> str:
+    """The assumption about a part that is not Sordino's own."""
     whose = f"{part.package} {part.version}" if part.version else f"{part.package}, which has no version,"
     return f"everything rests on what {whose} states for its part `{part.kind}` ({part.family})"
 
 
-def declared(public: tuple[Declared, ...]) -> str:
-    """Which rows are protected by nothing, and by whose word."""
+def _declared(public: tuple[Declared, ...]) -> str:
+    """The rows, values and weights that are declared public, and by whom."""
     if not public:
         return "no row of the data is"
     said = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in public)
@@ -119,20 +125,6 @@ LOOP = {
 }
 
 
-def _record_assumptions(plan: Plan, public: tuple[Declared, ...], words: dict[str, str]) -> list[str]:
-    reads = plan.local.reads
-    said = [words["row"], f"{words['public']} {declared(public)}"]
-    if reads is not None and reads.relation == "add_remove":
-        said.append(words["rates"])
-    if reads is not None and not reads.disjoint and reads.amplify(GaussianNoise(1.0), 0) != GaussianNoise(1.0):
-        said.append(words["coins"])
-    if "messages" not in plan.release.sees:
-        said.append(words["sum"])
-    if plan.release.correlated:
-        said.append(SHARED)
-    return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
-
-
 COUNTED = (  # steps of a loop without a ledger
     "the steps were counted by the process that took them: no chain of charges shows that there were no others",
     "no checkpoint was continued in two places; if one was, every copy has to be accounted for",
@@ -143,22 +135,24 @@ CHARGED = (
 )
 
 
-def _loop_assumptions(loop: Loop, joint: bool, ledger: Standing | None = None) -> list[str]:
-    """What a loop that its user wrote, and that keeps no chain of charges, asks for besides."""
+def _loop_assumptions(plan: Plan, facts: Facts) -> list[str]:
+    """Assumptions about a training loop that its user wrote, and that has no chain of charges."""
+    if facts.loop is None:
+        return []
     lost = "steps after a checkpoint that was gone back to were seen by nobody: their noise would be drawn twice"
     order = "the data set gave the same record under the same number in every epoch, and after every resume"
     return [
-        *((lost, order) if joint else ()),
+        *((lost, order) if plan.release.correlated else ()),
         "the data set gives every record by itself, and the loop trains on the batches as the loader gives them",
-        f"the loss is the {loop.reduction} over the records of a batch, each with a term of its own",
-        *(COUNTED if ledger is None else CHARGED),
+        f"the loss is the {facts.loop.reduction} over the records of a batch, each with a term of its own",
+        *(COUNTED if facts.ledger is None else CHARGED),
         "epsilon_so_far holds only if the run did not stop for a reason that it read off the data",
         "losses and accuracies on the training records, where the loop shows them, are not published",
     ]
 
 
 def not_covered(ledger: Standing | None = None, selection: Selection | None = None) -> list[str]:
-    """What the certificate does not speak of."""
+    """List what the certificate does not cover."""
     others = "other releases of the same data: a budget is the sum over all of them"
     best = "only the trials that this run is the best of are accounted"
     tuning = "tuning is not accounted" if selection is None else best
@@ -169,7 +163,9 @@ def not_covered(ledger: Standing | None = None, selection: Selection | None = No
     ]
 
 
-def _ledger_assumptions(found: Standing) -> list[str]:
+def _ledger_assumptions(found: Standing | None) -> list[str]:
+    if found is None:
+        return []
     said = [f"every release of these data was charged to the ledger, as {found.dataset!r}"]
     if all(item.event.is_gaussian for item in found.items):
         return said
@@ -204,10 +200,13 @@ NOISE = {
     "simulation": "the generator is repeatable and its output floating point: not for release",
     "secure": "double precision noise on a public grid, not a discrete mechanism",
 }
+UNTUNED = "not accounted: settings that were chosen by earlier runs on these data cost more"
+TRIER = "; and whoever runs the tuning, who sees every trial and is trusted to release nothing but the best"
+TUNED = "accounted: the number of trials was random, and the best alone is released"
 
 
 def trust_model(plan: Plan) -> str:
-    """Central, local, shuffle or distributed, by what the release shows and needs."""
+    """Return "central", "local", "shuffle" or "distributed", by what the release shows and needs."""
     if "shuffler" in plan.needs:
         return "shuffle"
     if "secure_sum" in plan.needs:
@@ -216,10 +215,21 @@ def trust_model(plan: Plan) -> str:
 
 
 def statement(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> dict[str, Any]:
-    """One entry per question of the guide."""
+    """Answer each question of NIST SP 800-226 in one entry."""
     model, unit, tuned = trust_model(plan), plan.unit, facts.selection is not None
     holder = "client" if unit == "client" else "silo"
     curator = OPEN if plan.release.kind == "no_noise" else MODELS[model].format(holder=holder)
+    before = len(plan.prepare) * counts.prepared
+    columns = f", and {before} of columns before the first" if before else ""
+    made = f"; {facts.released} of them were made" if facts.released < counts.releases else ""
+    when = "round" if facts.loop is None else "step"
+    rows = sum(one.rows for one in facts.public if "rows" in one.what)
+    unprotected = [f"{rows} rows that are declared public"] * bool(rows)
+    unprotected += [f"{one.what} ({one.by})" for one in facts.public if "rows" not in one.what]
+    others = "not accounted: whatever else is released of the same data adds to these numbers"
+    if facts.ledger is not None:
+        charged = f"{facts.ledger.dataset!r}: {facts.ledger.runs} runs"
+        others = f"accounted where they were charged to the ledger as {charged}"
     return {
         "data_subject": SUBJECTS[unit],
         "data_curator": curator + (TRIER if tuned else ""),
@@ -227,11 +237,11 @@ def statement(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> di
         "trust_model": model,
         "unit_of_privacy": UNITS[unit],
         "neighbours": _neighbours(cost),
-        "releases": _releases(plan, facts, counts, "round" if facts.loop is None else "step"),
+        "releases": f"{counts.releases + before} in these numbers: one after every {when}{columns}{made}",
         "tuning": TUNED if tuned else UNTUNED,
         "side_channels": f"{NOISE[facts.noise]}; time, memory and network traffic are not protected",
-        "not_protected": _open(facts),
-        "other_releases": _others(facts),
+        "not_protected": "; ".join(unprotected) or "nothing",
+        "other_releases": others,
         **(IN_A_LOOP if facts.loop is not None else {}),
     }
 
@@ -246,28 +256,3 @@ def _neighbours(cost: Cost) -> str:
     if len(promised) < 2:
         return NEIGHBOURS[next(iter(promised or whose))]
     return "; ".join(f"{NEIGHBOURS[name]} (to one who sees {' or '.join(seen)})" for name, seen in promised.items())
-
-
-def _releases(plan: Plan, facts: Facts, counts: Participation, when: str) -> str:
-    before = len(plan.prepare) * counts.prepared
-    columns = f", and {before} of columns before the first" if before else ""
-    made = f"; {facts.released} of them were made" if facts.released < counts.releases else ""
-    return f"{counts.releases + before} in these numbers: one after every {when}{columns}{made}"
-
-
-UNTUNED = "not accounted: settings that were chosen by earlier runs on these data cost more"
-TRIER = "; and whoever runs the tuning, who sees every trial and is trusted to release nothing but the best"
-TUNED = "accounted: the number of trials was random, and the best alone is released"
-
-
-def _open(facts: Facts) -> str:
-    rows = sum(one.rows for one in facts.public if "rows" in one.what)
-    said = [f"{rows} rows that are declared public"] * bool(rows)
-    said += [f"{one.what} ({one.by})" for one in facts.public if "rows" not in one.what]
-    return "; ".join(said) or "nothing"
-
-
-def _others(facts: Facts) -> str:
-    if facts.ledger is None:
-        return "not accounted: whatever else is released of the same data adds to these numbers"
-    return f"accounted where they were charged to the ledger as {facts.ledger.dataset!r}: {facts.ledger.runs} runs"

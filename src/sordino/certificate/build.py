@@ -1,4 +1,4 @@
-"""The certificate of a run, a pure function of plan, charges and model. `certify` computes it again and compares."""
+"""The certificate of a run, computed from plan, charges and model alone. `certify` computes it again and compares."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any
 from sordino import codec
 from sordino.accounting import accountant
 from sordino.accounting.composition import ADVERSARIES, Adversary, Line, Participation, has_curator
-from sordino.accounting.profiles import by_participations, summary, upward
+from sordino.accounting.profiles import by_participations, summary
+from sordino.accounting.rounding import upward
 from sordino.certificate.assumptions import assumptions_of_run, not_covered, statement
-from sordino.certificate.earlier_runs import in_words, together
-from sordino.certificate.earlier_runs import to_entry as earlier_entry
-from sordino.certificate.facts import Facts, Loop, check_counts, participation, run_cost
-from sordino.ledger.totals import Standing
+from sordino.certificate.facts import Facts, Together, check_counts, participation, run_cost
 from sordino.rng import Mode
 from sordino.version import __version__
 
 if TYPE_CHECKING:
-    from sordino.parts.mechanisms import Preparation
     from sordino.plan import Plan
 
 FORMAT = 2  # of the certificate: certificate.schema.json
@@ -36,12 +33,13 @@ NOISE_NOTES: dict[Mode, str] = {
 
 
 def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
-    """The certificate of a run."""
+    """Build the certificate of a run."""
     counts, cost = participation(plan, facts), run_cost(plan, facts)
     check_counts(plan, facts, counts, cost)
     lines = {who: {**headline(cost.of(who), facts.delta, facts.deltas), **summary(cost.of(who))} for who in ADVERSARIES}
-    behind = together(cost, facts.delta, facts.earlier)
+    behind = Together.of(cost, facts.delta, facts.earlier)
     main, others = lines["models"], sorted({*codec.foreign(plan), *facts.foreign})
+    reads = plan.local.reads
     return {
         "format": FORMAT,
         "epsilon": main["epsilon"],
@@ -52,13 +50,13 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "adversaries": [{"adversary": who, "description": WHO[who], **line} for who, line in lines.items()],
         "accountant": {"library": accountant.VERSION, "first": "PLD (pessimistic) or GDP closed form", "second": "RDP"},
         "sampler": codec.dump(plan.clients),
-        "records": None if plan.local.reads is None else codec.dump(plan.local.reads),
+        "records": None if reads is None else codec.dump(reads),
         "trust": {"release": plan.release.kind, "sees": sorted(plan.release.sees), "needs": sorted(plan.release.needs)},
         "clip": _clip(plan),
         "denominator": denominator(plan),
         "mask": "none" if plan.mask is None else f"public: {plan.mask.source.kind}, keep {plan.mask.keep:g}",
         "postprocess": [codec.dump(step) for step in plan.postprocess],
-        "prepared": [_preparation(plan, part) for part in plan.prepare],
+        "prepared": _preparations(plan),
         "server": codec.dump(plan.server),
         "noise": {"mode": facts.noise, "note": NOISE_NOTES[facts.noise]},
         "statement": statement(plan, facts, counts, cost),
@@ -67,7 +65,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "declared_public": [one.as_dict() for one in facts.public],
         "assumptions": assumptions_of_run(plan, facts, cost, counts, others),
         "foreign_parts": [codec.dump(part) for part in others],
-        "not_covered": [*not_covered(facts.ledger, facts.selection), *in_words(behind)],
+        "not_covered": [*not_covered(facts.ledger, facts.selection), *behind.in_words()],
         "plan_sha256": plan.hash,
         "config_sha256": facts.config,
         "model_sha256": facts.model,
@@ -75,51 +73,51 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "environment": [dict(ran) for ran in facts.environment],
         "given": None if facts.given is None else dict(facts.given),
         "utility": None if facts.utility is None else dict(facts.utility),
-        "loop": None if facts.loop is None else _loop(plan, facts, facts.loop),
-        "ledger": None if facts.ledger is None else ledger_entry(facts.ledger),
-        "earlier": earlier_entry(behind),
-        "run": None,  # what a folder binds
+        "loop": _loop(plan, facts),
+        "ledger": _ledger(facts),
+        "earlier": behind.to_entry(),
+        "run": None,  # filled in by the run folder
     }
 
 
-def _preparation(plan: Plan, part: Preparation) -> dict[str, Any]:
-    """A release before the first round: what it was, with which noise, and whose hands add it."""
-    noise = part.noise(plan.forecast.lines[0].relation)
+def _preparations(plan: Plan) -> list[dict[str, Any]]:
+    """Releases before the first round: what was released, with which noise, and who added the noise."""
     who = "whoever sums the messages" if has_curator(plan.unit, plan.release) else "each client, or silo, on its own"
-    return {"release": codec.dump(part), "noise": codec.dump(noise), "noised_by": who}
+    relation = plan.forecast.lines[0].relation
+    return [
+        {"release": codec.dump(part), "noise": codec.dump(part.noise(relation)), "noised_by": who}
+        for part in plan.prepare
+    ]
 
 
-def _loop(plan: Plan, facts: Facts, loop: Loop) -> dict[str, Any]:
-    """What only a loop has: epsilon of the steps taken, which holds if nobody stopped by what they saw of the data."""
+def _loop(plan: Plan, facts: Facts) -> dict[str, Any] | None:
+    """Entry of a PyTorch loop: epsilon of the steps taken, valid if no reason to stop was read off the data."""
+    if facts.loop is None:
+        return None
     taken = plan.cost(Participation(facts.charged, facts.charged)).line("models")
     return {
         "epsilon_so_far": line_entry(taken, facts.delta)["epsilon"] if facts.charged else 0.0,
-        "loss": {"reduction": loop.reduction, "check": loop.check},
-        "kept_apart": {"how": loop.kept_apart, "looks": loop.looks},
+        "loss": {"reduction": facts.loop.reduction, "check": facts.loop.check},
+        "kept_apart": {"how": facts.loop.kept_apart, "looks": facts.loop.looks},
     }
 
 
 def headline(lines: tuple[Line, ...], delta: float, deltas: tuple[float, ...] = ()) -> dict[str, Any]:
-    """What one adversary's lines promise to everybody: the worst epsilon and the largest delta; each silo's beside.
+    """Return what one adversary's lines promise to everybody: the worst epsilon, the largest delta, each silo's entry.
 
     A neighbour changes one silo's data, so silos compose in parallel: the worst of them counts, not their sum.
     """
     if len(lines) == 1 and not deltas:
         return line_entry(lines[0], delta)
-    by_delta = [(line, own, silos) for line in lines for own, silos in _by_delta(line, delta, deltas).items()]
-    found = [{"silos": silos, **line_entry(line, own)} for line, own, silos in by_delta]
+    found = []
+    for line in lines:
+        by_delta: dict[float, list[int]] = {} if deltas else {delta: list(line.silos)}
+        for silo in (line.silos or range(len(deltas))) if deltas else ():
+            by_delta.setdefault(deltas[silo], []).append(silo)
+        found += [{"silos": silos, **line_entry(line, own)} for own, silos in by_delta.items()]
     worst = max(found, key=lambda entry: math.inf if entry["epsilon"] is None else entry["epsilon"])
-    kept = {key: value for key, value in worst.items() if key != "silos"}
-    return {**kept, "delta": max(entry["delta"] for entry in found), "silos": found}
-
-
-def _by_delta(line: Line, delta: float, deltas: tuple[float, ...]) -> dict[float, list[int]]:
-    if not deltas:
-        return {delta: list(line.silos)}
-    sorted_out: dict[float, list[int]] = {}
-    for silo in line.silos or range(len(deltas)):
-        sorted_out.setdefault(deltas[silo], []).append(silo)
-    return sorted_out
+    rest = {key: value for key, value in worst.items() if key != "silos"}
+    return {**rest, "delta": max(entry["delta"] for entry in found), "silos": found}
 
 
 @lru_cache(maxsize=256)
@@ -128,7 +126,7 @@ def _proved(line: Line, delta: float) -> accountant.Epsilon:
 
 
 def line_entry(line: Line, delta: float) -> dict[str, Any]:
-    """One adversary's line, with what was proved of it."""
+    """Return the certificate's entry of one adversary's line: relation, epsilon, delta, method and events."""
     spent = _proved(replace(line, adversary="models", silos=()), delta)
     return {
         "relation": line.relation,
@@ -138,12 +136,12 @@ def line_entry(line: Line, delta: float) -> dict[str, Any]:
         "method": spent.method,
         "grid": spent.grid,
         "events": [{"count": count, "event": codec.dump(event)} for event, count in line.entries],
-        **({"by_participations": told} if (told := by_participations(line, delta)) else {}),
+        **({"by_participations": by_count} if (by_count := by_participations(line, delta)) else {}),
     }
 
 
 def denominator(plan: Plan) -> float | str:
-    """What the sum is divided by: a constant of the plan, or in words what it follows."""
+    """Return the divisor of the sum: a constant of the plan, or words that say what determines it."""
     fixed = plan.release.denominator(plan.clients.expected, 1) == plan.clients.expected
     return plan.clients.expected if fixed else "the number of messages received, which this adversary sees anyway"
 
@@ -176,14 +174,11 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
     return {"rounds_planned": plan.rounds, "rounds_charged": facts.charged, "rounds_accounted": counts.releases, **seen}
 
 
-def check_provable(plan: Plan, delta: float, deltas: tuple[float, ...] = ()) -> None:
-    """Refuse a plan that accounting cannot bound, before anything of it runs; the work is kept for the certificate."""
-    for who in ADVERSARIES:
-        headline(plan.forecast.of(who), delta, deltas)
-
-
-def ledger_entry(found: Standing) -> dict[str, Any]:
-    """What a data set has spent over all runs, with the events that say so."""
+def _ledger(facts: Facts) -> dict[str, Any] | None:
+    """Entry of the ledger: what the data set has spent over all runs, with the events that prove it."""
+    found = facts.ledger
+    if found is None:
+        return None
     return {
         "dataset": found.dataset,
         "unit": found.limit.unit,

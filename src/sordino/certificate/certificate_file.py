@@ -1,13 +1,14 @@
 """Certificates as files: written in one way, read strictly, compared field by field, signed with Ed25519.
 
-Runs, sweeps and `certify` call it; `sordino run --sign` and `certify --key` use the signatures of certificate.json.
+Runs, sweeps and `certify` call it; `sordino run --sign` and `certify --key` use the signatures.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,19 +25,19 @@ _SHOW = "openssl pkey -in key.pem -pubout -out public.pem"
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a certificate, of whatever ran."""
+    """Return the JSON Schema of a certificate."""
     file = resources.files("sordino.certificate").joinpath("certificate.schema.json")
     found: dict[str, Any] = json.loads(file.read_text("utf-8"))
     return found
 
 
 def text_of(made: dict[str, Any]) -> str:
-    """A certificate as it is written."""
+    """Return the text of a certificate file."""
     return json.dumps(made, indent=2) + "\n"
 
 
 def parse(text: str | bytes, name: str = "certificate.json") -> Any:
-    """What a text says, if no name stands twice in it: of two equal ones a reader may take either."""
+    """Parse JSON and refuse a name that occurs twice in one object: readers may take either value."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [word for word, _ in pairs]
@@ -49,10 +50,9 @@ def parse(text: str | bytes, name: str = "certificate.json") -> Any:
 
 
 def compare_text(stored: Any, text: str, computed: dict[str, Any], name: str = "certificate.json") -> None:
-    """Values first; then numbers as they are spelt, since two spellings of 17 digits can be one float."""
+    """Compare values, then the digits of numbers (two texts of 17 digits can be one float), then the whole text."""
     compare(stored, computed)
-    spelt, needed = (json.loads(one, parse_float=str, parse_int=str) for one in (text, text_of(computed)))
-    compare(spelt, needed)
+    compare(*(json.loads(one, parse_float=str, parse_int=str) for one in (text, text_of(computed))))
     if text != text_of(computed):
         raise CertificateError(name, f"{name} is not written as this program writes it")
 
@@ -77,54 +77,48 @@ def compare(stored: Any, computed: Any, field: str = "") -> None:
 
 
 def private_key(file: Path) -> Ed25519PrivateKey:
-    """A key to sign with, as PEM without a password."""
-    _check_installed()
+    """Read a key for signing from a PEM file without a password."""
+    data = _read_key(file)
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    found = _loaded(file, lambda data: load_pem_private_key(data, password=None))
-    if not isinstance(found, Ed25519PrivateKey):
-        raise ConfigError(f"{file}, which holds no private Ed25519 key without a password", "such a key as PEM", _MAKE)
-    return found
+    with suppress(Exception):  # ValueError, TypeError (a password), UnsupportedAlgorithm, whatever the library adds
+        found = load_pem_private_key(data, password=None)
+        if isinstance(found, Ed25519PrivateKey):
+            return found
+    raise ConfigError(f"{file}, which holds no private Ed25519 key without a password", "such a key as PEM", _MAKE)
 
 
 def public_key(file: Path) -> Ed25519PublicKey:
-    """A key to check with, as PEM."""
-    _check_installed()
+    """Read a key for checking signatures from a PEM file."""
+    data = _read_key(file)
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-    found = _loaded(file, load_pem_public_key)
-    if not isinstance(found, Ed25519PublicKey):
-        raise ConfigError(f"{file}, which holds no public Ed25519 key", "such a key as PEM", _SHOW)
-    return found
+    with suppress(Exception):
+        found = load_pem_public_key(data)
+        if isinstance(found, Ed25519PublicKey):
+            return found
+    raise ConfigError(f"{file}, which holds no public Ed25519 key", "such a key as PEM", _SHOW)
 
 
-def _check_installed() -> None:
+def _read_key(file: Path) -> bytes:
     if find_spec("cryptography") is None:
         raise ConfigError("no library for signatures", "cryptography", "pip install 'sordino[sign]'")
-
-
-def _loaded(file: Path, load: Callable[[bytes], object]) -> object:
-    """What a PEM file holds; None where its reader gives up."""
     try:
-        data = file.read_bytes()
+        return file.read_bytes()
     except OSError as error:
         raise ConfigError(f"{file}, which cannot be read ({error.strerror})", "a key as PEM", _MAKE) from None
-    try:
-        return load(data)
-    except Exception:  # ValueError, TypeError (a password), UnsupportedAlgorithm, whatever the library adds
-        return None
 
 
 def sign(target: Path, key: Ed25519PrivateKey) -> None:
-    """certificate.sig, of the bytes of certificate.json in a folder; of a file NAME.json, NAME.sig beside it."""
+    """Write certificate.sig beside certificate.json in a folder, or NAME.sig beside a file NAME.json."""
     file = _signed(target)
     durable_files.write(file.with_suffix(".sig"), base64.b64encode(key.sign(durable_files.read(file))) + b"\n")
 
 
 def check_signature(target: Path, key: Ed25519PublicKey) -> None:
-    """`CertificateError` unless the owner of the key has signed this very certificate."""
+    """Raise `CertificateError` unless the certificate's bytes are signed by this key."""
     from cryptography.exceptions import InvalidSignature
 
     file = _signed(target)

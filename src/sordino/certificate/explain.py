@@ -1,11 +1,11 @@
-"""Explains a certificate in plain sentences, for whoever has to sign it. `sordino explain` and reports call it."""
+"""Explanation of a certificate in plain sentences. `sordino explain` and reports call it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sordino.accounting.composition import ADVERSARIES, Adversary, Cost
-from sordino.accounting.profiles import Ceiling, ceiling, in_words
+from sordino.accounting.composition import ADVERSARIES, Adversary
+from sordino.accounting.profiles import Ceiling, ceiling, participations_in_words
 from sordino.accounting.rounding import upto
 from sordino.certificate.facts import Facts, run_cost
 from sordino.plan import Plan
@@ -36,8 +36,8 @@ LOOP: dict[Adversary, str] = {  # of a PyTorch loop: one data set, and nobody ta
 
 
 def ceilings(plan: Plan, facts: Facts) -> dict[Adversary, Ceiling]:
-    """What each adversary's best membership test can reach."""
-    cost: Cost = run_cost(plan, facts)
+    """Return upper bounds on each adversary's membership tests."""
+    cost = run_cost(plan, facts)
     found: dict[Adversary, Ceiling] = {}
     for who in ADVERSARIES:  # of several silos, the one that an attack gets furthest with
         silos = [ceiling(line) for line in cost.of(who)]
@@ -46,21 +46,38 @@ def ceilings(plan: Plan, facts: Facts) -> dict[Adversary, Ceiling]:
 
 
 def explain(certificate: dict[str, Any], reach: dict[Adversary, Ceiling]) -> dict[str, Any]:
-    """Sentences by topic."""
+    """Return the sentences of an explanation, by topic."""
     unit = certificate["unit"] if certificate["loop"] is None else "loop"
     promised, when = PROTECTED.get(unit, "what any single record"), "steps" if unit == "loop" else "rounds"
     protected = f"What is protected is {promised} contributed to the training, in all {when}."
+    own, lines = certificate["own_code"], certificate["adversaries"]
+    examined = "The code that ran on private records was not examined."
+    if own is not None:
+        examined = f"The code that ran on private records, model and loss: {own['grade']}. {sentence(own['why'])}"
+    noise = "The noise came from a cryptographic generator keyed by the operating system; it cannot be repeated."
+    if certificate["epsilon"] is None:
+        noise = "No noise was added: this run gives no guarantee to anybody."
+    elif certificate["noise"]["mode"] == "simulation":
+        noise = "The noise came from a repeatable generator: this run is an experiment and must not be released."
     return {
         "protected": protected if _promises(certificate) else NOTHING,
-        "own_code": _own_code(certificate["own_code"]),
-        "against": [_against(line, reach[line["adversary"]], unit) for line in certificate["adversaries"]],
-        "noise": _noise(certificate),
+        "own_code": examined,
+        "against": [
+            {
+                "adversary": line["adversary"],
+                "sentence": _strength(line, reach[line["adversary"]], unit),
+                "true_positive_rate_at_1_percent": reach[line["adversary"]].true_positives,
+                "auc_at_most": reach[line["adversary"]].auc,
+            }
+            for line in lines
+        ],
+        "noise": noise,
         "stated": [f"{name.replace('_', ' ')}: {text}" for name, text in certificate["statement"].items()],
-        "other_words": [said for line in certificate["adversaries"] for said in _other_words(line)],
+        "other_words": [said for line in lines for said in _other_words(line)],
         "assumed": [sentence(text) for text in certificate["assumptions"]],
         "not_covered": [sentence(text) for text in certificate["not_covered"]],
         "counted": _counted(certificate),
-        "silos": [_silo(entry, certificate["silos"]) for entry in certificate["adversaries"][-1].get("silos", [])],
+        "silos": [_silo(entry, certificate["silos"]) for entry in lines[-1].get("silos", [])],
     }
 
 
@@ -76,21 +93,6 @@ def _promises(certificate: dict[str, Any]) -> bool:
     return any(line["epsilon"] is not None for line in certificate["adversaries"])
 
 
-def _own_code(own: dict[str, str] | None) -> str:
-    if own is None:
-        return "The code that ran on private records was not examined."
-    return f"The code that ran on private records, model and loss: {own['grade']}. {sentence(own['why'])}"
-
-
-def _against(line: dict[str, Any], reach: Ceiling, unit: str) -> dict[str, Any]:
-    return {
-        "adversary": line["adversary"],
-        "sentence": _strength(line, reach, unit),
-        "true_positive_rate_at_1_percent": reach.true_positives,
-        "auc_at_most": reach.auc,
-    }
-
-
 def _strength(line: dict[str, Any], reach: Ceiling, unit: str) -> str:
     known = LOOP if unit == "loop" else WHO
     who = known[line["adversary"]].format(holder="client" if unit == "client" else "silo")
@@ -101,7 +103,7 @@ def _strength(line: dict[str, Any], reach: Ceiling, unit: str) -> str:
         f"{who}: epsilon {upto(line['epsilon'])} at delta {upto(line['delta'])}, for {change}. "
         f"Accusing 1 in 100 innocents, the best attack finds at most {upto(100 * reach.true_positives)} in 100 "
         f"members; its AUC is at most {upto(reach.auc)} (guessing has 0.5)."
-        + (f" This is {in_words(line['by_participations'])}." if line.get("by_participations") else "")
+        + (f" This is {participations_in_words(line['by_participations'])}." if line.get("by_participations") else "")
     )
 
 
@@ -115,14 +117,6 @@ def _other_words(line: dict[str, Any]) -> list[str]:
     gdp = line["gdp"]
     mu = "" if gdp is None else f"; mu {upto(gdp['mu'])} (Gaussian DP, regret {upto(gdp['regret'], 2)})"
     return [f"{line['adversary']}: {at}{mu}"]
-
-
-def _noise(certificate: dict[str, Any]) -> str:
-    if certificate["epsilon"] is None:
-        return "No noise was added: this run gives no guarantee to anybody."
-    if certificate["noise"]["mode"] == "simulation":
-        return "The noise came from a repeatable generator: this run is an experiment and must not be released."
-    return "The noise came from a cryptographic generator keyed by the operating system; it cannot be repeated."
 
 
 def _counted(certificate: dict[str, Any]) -> str:
@@ -143,7 +137,7 @@ def _counted(certificate: dict[str, Any]) -> str:
 
 
 def _of_one(certificate: dict[str, Any]) -> str:
-    """Where one unit is charged for fewer releases than there were, how many: the count of the line's events.
+    """A sentence on the releases that one unit is charged for, where these are fewer than all.
 
     A count of 1 says nothing of rounds: one event may stand for the whole run (correlated noise, the best of trials).
     """
@@ -165,7 +159,7 @@ def _prepared(found: list[dict[str, Any]]) -> str:
 
 
 def in_all(ledger: dict[str, Any]) -> str:
-    """What the data set has spent over every run, in one sentence."""
+    """Say in one sentence what the data set has spent over all runs."""
     runs = f"{ledger['runs']} run" + "s" * (ledger["runs"] != 1)
     if ledger["epsilon"] is None:
         return f"The data set {ledger['dataset']!r} has no guarantee after {runs}."
@@ -177,12 +171,12 @@ def in_all(ledger: dict[str, Any]) -> str:
 
 
 def sentence(text: str) -> str:
-    """First letter up, full stop at the end."""
+    """Return the text with a capital first letter and a full stop."""
     return text[0].upper() + text[1:] + "."
 
 
 def page(found: dict[str, Any]) -> str:
-    """The explanation as text."""
+    """Return an explanation as text."""
     lines = [found["protected"], found["own_code"], "", "Against whom, and how strongly:"]
     lines += [f"- {entry['sentence']}" for entry in found["against"]]
     if found["silos"]:

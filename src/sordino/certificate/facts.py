@@ -1,4 +1,4 @@
-"""Facts of a run that its certificate needs beside the plan, the cost that follows, and the check that counts agree.
+"""Facts of a run that its certificate needs beside the plan, the cost that follows, and the check of its counts.
 
     rounds accounted >= max(rounds charged - rounds replayed, charges by any silo's receipts), and at least the planned
                         ones, unless a budget ended the run; more only by rounds that were run again
@@ -7,36 +7,50 @@
     count(line)       = that, where the unit is in every round that is accounted
 
 A line counts the rounds of one unit (client, or record): fewer than are accounted where it cannot have been in all.
+
+Last, earlier runs whose result another run began with, what they cost, and what all cost together:
+
+    together = epsilon( events of every earlier run of this unit and relation, and of this run )     at this run's delta
+
+It holds for every unit that is in the data of all of them. Runs of another unit or relation are named and not added: no
+epsilon follows from epsilons of different relations.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from sordino import codec
-from sordino.accounting.bounds import AlreadyPrivate
-from sordino.accounting.composition import ADVERSARIES, Cost, Line, Participation, Selection, cost_of_best
-from sordino.certificate.earlier_runs import EarlierRun
+from sordino.accounting import accountant
+from sordino.accounting.bounds import AlreadyPrivate, Unit
+from sordino.accounting.composition import ADVERSARIES, Cost, Participation, Selection, cost_of_best
+from sordino.accounting.events import Event, Relation
+from sordino.accounting.rounding import upto, upward
 from sordino.errors import CertificateError
 from sordino.graph import GRADES, Grade
-from sordino.ledger.totals import Standing
+from sordino.ledger.totals import Item, Standing
 from sordino.rng import Mode
 
 if TYPE_CHECKING:
     from sordino.plan import Plan
 
 
-WEIGHTS = "initial weights"  # `Declared.what` of a model's weights that were read from a file
-FROZEN = "frozen weights"  # the same of parameters that are not trained, as the base under adapters
-VALUES = "ranges, categories and constants of columns"  # and of what a table's columns are encoded by
-CLASSES = "number of classes"  # and of a number that was read off the labels
+# values of `Declared.what` that are not rows
+WEIGHTS = "initial weights"  # of a model, read from a file
+FROZEN = "frozen weights"  # parameters that are not trained, as the base under adapters
+VALUES = "ranges, categories and constants of columns"  # that encode a table's columns
+CLASSES = "number of classes"  # read off the labels
+MOST_KINDS = 64  # of silos, over all earlier runs, that a sum looks at
 
 
 @dataclass(frozen=True)
 class Declared:
-    """Rows, or initial weights, that somebody declares public: nothing protects them."""
+    """Rows, weights or values that somebody declares public: nothing protects them."""
 
     rows: int
     what: str
@@ -44,18 +58,17 @@ class Declared:
     sha256: str = ""  # of the file, where it is one
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data; no hash where there is none."""
         return {name: value for name, value in asdict(self).items() if name != "sha256" or value}
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Facts of a private PyTorch loop: how its loss was checked, and its records kept apart."""
+    """Facts of a private PyTorch loop: how its loss and the independence of its records were checked."""
 
     reduction: Literal["mean", "sum"]
     check: str
     kept_apart: str
-    looks: int  # passes in which a record alone was compared with the record in company
+    looks: int  # passes in which a record alone was compared with the record in a batch
 
 
 @dataclass(frozen=True)
@@ -67,19 +80,55 @@ class OwnCode:
 
     @property
     def header(self) -> dict[str, str | int]:
-        """As a line of engine.jsonl says it."""
+        """Fields of a line of engine.jsonl."""
         return {"own_code": self.grade, "own_code_why": self.why}
 
     @classmethod
     def of_headers(cls, lines: Iterable[Mapping[str, Any]]) -> OwnCode | None:
-        """The weakest grade of all that computed rounds of a run; None where none says any."""
+        """Return the weakest grade of all engines that computed rounds of a run; None where none states a grade."""
         found = [cls(line["own_code"], str(line["own_code_why"])) for line in lines if line.get("own_code") in GRADES]
         return max(found, key=lambda own: GRADES.index(own.grade), default=None)
 
 
 @dataclass(frozen=True)
+class EarlierRun:
+    """A run whose result another run began with; `kinds`: its events, for each kind of silo where silos differ."""
+
+    run: str  # its id; "plan ..." where only the weights' file is known, which names the plan
+    unit: Unit
+    relation: Relation
+    delta: float
+    kinds: tuple[tuple[Item, ...], ...]
+    known_from: str
+    same_data: bool = False  # by a keyed fingerprint; False: not known to be the same
+
+    @classmethod
+    def of_cost(cls, cost: Cost, delta: float, run: str, known_from: str) -> EarlierRun:
+        """Describe a run by its cost to an adversary who sees its models."""
+        lines = cost.of("models")
+        kinds = {tuple(Item(event, count) for event, count in line.entries if count): None for line in lines}
+        return cls(run, cost.unit, lines[0].relation, delta, tuple(kinds), known_from)
+
+    @classmethod
+    def of_certificate(cls, certificate: Mapping[str, Any], run: str, known_from: str) -> EarlierRun:
+        """Describe a run by its certificate: the events of the first adversary, of each kind of silo."""
+        main = certificate["adversaries"][0]
+        charged = [[one for one in entry["events"] if one["count"]] for entry in main.get("silos", [main])]
+        kinds = {
+            tuple(Item(codec.read(Event, one["event"], "event"), one["count"]) for one in kind): None
+            for kind in charged
+        }
+        return cls(run, certificate["unit"], main["relation"], main["delta"], tuple(kinds), known_from)
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of that run alone."""
+        return max(_epsilon(kind, self.relation, self.delta) for kind in self.kinds)
+
+
+@dataclass(frozen=True)
 class Facts:
-    """Facts of a run beside its plan: all of them public, or seen by the adversary anyway."""
+    """Facts of a run beside its plan: all public, or seen by the adversary anyway."""
 
     delta: float
     noise: Mode
@@ -97,7 +146,7 @@ class Facts:
     stopped: bool = False  # it ended because a budget refused the next cohort, and for no other reason
     foreign: tuple[codec.Foreign, ...] = ()  # what is not Sordino's own: model, data set, partition
     loop: Loop | None = None  # of a private PyTorch loop
-    receipts: tuple[int, ...] = ()  # charges of every silo, by its own word, where clients are elsewhere
+    receipts: tuple[int, ...] = ()  # charges that every silo reports, where clients are elsewhere
     replayed: int = 0  # charges that every silo answered with the message it had sent before: no new release
     selection: Selection | None = None  # of many runs, this is the best
     ledger: Standing | None = None  # what the data set has spent in all, where a ledger was charged
@@ -105,97 +154,84 @@ class Facts:
     utility: dict[str, float] | None = None  # the last figures on public rows
     prepared: int = 0  # how often the plan's preparations were charged
     early: str = ""  # what stopped it early, by public figures: all planned rounds are accounted
-    given: dict[str, Any] | None = None  # of a task made in Python: by what its module is known again
+    given: dict[str, Any] | None = None  # of a task made in Python: the identity of its module
     earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
     in_memory: bool = False  # no charge was on disk before its noise was drawn
     own_code: OwnCode | None = None  # of model and loss; None: not examined, as where no round has run
 
     @property
     def released(self) -> int:
-        """Releases of new noise: the charges but those replayed, or as many as a silo says that it was charged for."""
+        """Number of releases of new noise: charges that were not replayed, or more if a silo's receipts say so."""
         return max(self.charged - self.replayed, *self.receipts, 0)
 
 
 def participation(plan: Plan, facts: Facts) -> Participation:
-    """Rounds accounted: all that were planned, or more if some were run again; never fewer (stopping looks at data).
+    """Return the rounds accounted: all planned ones, or more if some were run again; never fewer.
 
-    Only a budget that refused the next cohort accounts for what was charged: budgets and cohorts are seen by this
-    adversary or public, so where the run ended depends on no data. A run that was killed and run again is accounted as
-    planned, and for the rounds that were run again beside. The best of many trials is accounted as planned too: who
-    was in the others, which had the same cost, nobody sees.
+    A run that stops early may stop because of its data. Only a budget that refused the next cohort accounts for what
+    was charged: budgets and cohorts are public or seen by this adversary, so where the run ended depends on no data. A
+    run that was killed and run again is accounted as planned, and for the rounds that were run again. The best of many
+    trials is accounted as planned too: nobody sees who was in the others, which had the same cost.
     """
-    least, prepared = 0 if facts.max_participations is None else facts.max_participations, max(1, facts.prepared)
+    least, prepared = facts.max_participations or 0, max(1, facts.prepared)
     if facts.selection is None:
         return replace(_rounds(plan, facts), prepared=prepared)
     found = _rounds(plan, replace(facts, max_participations=None, per_client=()))
-    return replace(
-        found,
-        max_participations=found.max_participations if found.sampled_rounds else max(found.max_participations, least),
-        prepared=prepared,
-    )
+    most = found.max_participations if found.sampled_rounds else max(found.max_participations, least)
+    return replace(found, max_participations=most, prepared=prepared)
 
 
 def _rounds(plan: Plan, facts: Facts) -> Participation:
-    told = facts.filtered and plan.clients.random
+    revealed = facts.filtered and plan.clients.random
     if facts.stopped and not facts.repeats and facts.charged:
         if facts.max_participations is None:
-            return replace(Participation.planned(plan.clients, facts.released), end_reveals_cohorts=told)
-        return Participation(facts.released, facts.max_participations, facts.per_client, 0, told)
+            return replace(Participation.planned(plan.clients, facts.released), end_reveals_cohorts=revealed)
+        return Participation(facts.released, facts.max_participations, facts.per_client, 0, revealed)
     known = max(facts.repeats, len(facts.repeated))
     distinct = max(plan.rounds, facts.released - known) if facts.loop is not None else plan.rounds
     repeats = max(known, facts.released - distinct)  # a run has no more rounds than planned: what is more ran again
-    again: dict[str, Any] = {"repeats": repeats, "end_reveals_cohorts": told, "repeated": facts.repeated}
-    if facts.max_participations is not None:
-        cut = facts.charged < plan.rounds or bool(facts.early)  # by whoever has seen its models: all that was planned
-        least = Participation.planned(plan.clients, plan.rounds) if cut else Participation(0, 0)
-        each = tuple(max(count, least.max_participations) for count in facts.per_client)
-        return Participation(
-            distinct + repeats,
-            max(facts.max_participations, least.max_participations),
-            each,
-            sampled_rounds=least.sampled_rounds,
-            **again,
-        )
-    found = Participation.planned(plan.clients, distinct, facts.repeated)
-    return replace(
-        found,
-        releases=distinct + repeats,
-        max_participations=found.max_participations + repeats - len(facts.repeated),
-        **again,
-    )
+    again: dict[str, Any] = {"repeats": repeats, "end_reveals_cohorts": revealed, "repeated": facts.repeated}
+    if facts.max_participations is None:
+        found = Participation.planned(plan.clients, distinct, facts.repeated)
+        most = found.max_participations + repeats - len(facts.repeated)
+        return replace(found, releases=distinct + repeats, max_participations=most, **again)
+    cut = facts.charged < plan.rounds or bool(facts.early)  # by somebody who has seen its models: all that was planned
+    least = Participation.planned(plan.clients, plan.rounds) if cut else Participation(0, 0)
+    most = max(facts.max_participations, least.max_participations)
+    each = tuple(max(count, least.max_participations) for count in facts.per_client)
+    return Participation(distinct + repeats, most, each, sampled_rounds=least.sampled_rounds, **again)
 
 
 def run_cost(plan: Plan, facts: Facts) -> Cost:
-    """The cost of a run: of its rounds, and of the trials that it is the best of."""
+    """Return the cost of a run: of its rounds, and of the trials that it is the best of."""
     return cost_of_best(plan.cost(participation(plan, facts)), facts.selection)
 
 
 def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> None:
     """Refuse a certificate whose counts of rounds charged and accounted, and of events, cannot all be true."""
+    disagree = "the counts of this run do not agree:"
     fewest = facts.released if facts.stopped else max(plan.rounds, facts.released)
     largest = max(plan.rounds + facts.repeats, facts.released)
     if not fewest <= counts.releases <= largest or not 0 <= facts.replayed <= facts.charged:
         after = f"{facts.charged} rounds charged, {facts.replayed} of them replayed, {plan.rounds} planned"
-        raise _disagree(f"{counts.releases} rounds are accounted after {after}")
+        raise CertificateError("counts", f"{disagree} {counts.releases} rounds are accounted after {after}")
     if plan.release.correlated or facts.selection is not None:  # one event stands for the whole run, or for all trials
         return
-    least, most = _wanted(plan, facts, counts)
+    least, most = _releases_of_one_unit(plan, facts, counts)
     for who in ADVERSARIES:
-        found = max(_releases_of(line) for line in cost.of(who))
+        # a line has the releases of rounds first, then those of sampled rounds, then preparations
+        found = max(
+            sum(count for k, (event, count) in enumerate(line.entries) if k == 0 or event.seen_sampling is not None)
+            for line in cost.of(who)
+        )
         if not least <= found <= most:
             wanted = f"where {least if least == most else f'{least} to {most}'} are accounted"
-            raise _disagree(f"the line {who!r} counts {found} releases of one {cost.unit}, {wanted}")
+            what = f"the line {who!r} counts {found} releases of one {cost.unit}, {wanted}"
+            raise CertificateError("counts", f"{disagree} {what}")
 
 
-def _releases_of(line: Line) -> int:
-    """How many releases of rounds a line counts: its first entry, and rounds by coins; then come preparations."""
-    first, others = line.entries[:1], line.entries[1:]
-    by_coins = ((event, count) for event, count in others if event.seen_sampling is not None)
-    return sum(count for _, count in (*first, *by_coins))
-
-
-def _wanted(plan: Plan, facts: Facts, counts: Participation) -> tuple[int, int]:
-    """The fewest and the most releases that a line may count for the unit that it counts most of."""
+def _releases_of_one_unit(plan: Plan, facts: Facts, counts: Participation) -> tuple[int, int]:
+    """The fewest and the most releases that a line may count for the unit with the most releases."""
     spent = plan.local.bound()
     each = spent.count if isinstance(spent, AlreadyPrivate) else 1
     reads = plan.local.reads
@@ -203,10 +239,75 @@ def _wanted(plan: Plan, facts: Facts, counts: Participation) -> tuple[int, int]:
     everyone = plan.clients.max_participations(counts.releases) == counts.releases and not disjoint
     # silos may have refused rounds that are accounted
     asked = counts.releases if facts.max_participations is None else facts.max_participations
-    # a run that was cut: what was drawn, beside the coins of a whole run
+    # a run that was cut: what was drawn, beside the sampling of a whole run
     drawn = counts.max_participations if counts.sampled_rounds else 0
     return (asked if everyone else 0) * each, (counts.releases + drawn) * each
 
 
-def _disagree(what: str) -> CertificateError:
-    return CertificateError("counts", f"the counts of this run do not agree: {what}")
+# ---- earlier runs ----------------------------------------------------------------------------------------------------
+
+
+def _epsilon(kind: tuple[Item, ...], relation: Relation, delta: float) -> float:
+    """Epsilon of all releases of one unit, composed; 0 without a release."""
+    counts: Counter[Event] = Counter()
+    for item in kind:
+        counts[item.event] += item.count
+    entries = tuple(sorted(counts.items(), key=repr))
+    return accountant.epsilon(entries, relation, delta).value if entries else 0.0
+
+
+@dataclass(frozen=True)
+class Together:
+    """A run and its earlier runs: those that can be composed with the run, and the epsilon of all of them."""
+
+    runs: tuple[EarlierRun, ...]
+    composed: tuple[EarlierRun, ...]
+    epsilon: float | None  # None: nothing could be composed; inf: nothing is guaranteed
+    delta: float
+    relation: Relation
+    unit: Unit
+
+    @classmethod
+    def of(cls, cost: Cost, delta: float, runs: tuple[EarlierRun, ...]) -> Together:
+        """Compose this run's cost with the cost of earlier runs; a neighbour is in one kind of silo of each."""
+        own = EarlierRun.of_cost(cost, delta, "", "")
+        alike = tuple(run for run in runs if (run.unit, run.relation) == (own.unit, own.relation))
+        count = math.prod(len(run.kinds) for run in (own, *alike))
+        if not alike or count > MOST_KINDS:
+            return cls(runs, (), None, delta, own.relation, own.unit)
+        every = [sum(choice, ()) for choice in product(*(run.kinds for run in (own, *alike)))]
+        worst = max(_epsilon(kind, own.relation, delta) for kind in every)
+        return cls(runs, alike, worst, delta, own.relation, own.unit)
+
+    def to_entry(self) -> dict[str, Any] | None:
+        """Return the certificate's entry on earlier runs; None where none is known."""
+        if not self.runs:
+            return None
+        composed = None if self.epsilon is None else upward(self.epsilon)
+        total = {"unit": self.unit, "relation": self.relation, "epsilon": composed, "delta": self.delta}
+        names = [run.run for run in self.composed]
+        copied = ("run", "unit", "relation", "epsilon", "delta", "known_from", "same_data")
+        runs = [{name: getattr(run, name) for name in copied} | {"epsilon": upward(run.epsilon)} for run in self.runs]
+        return {"runs": runs, "together": {**total, "with": names} if names else None}
+
+    def in_words(self) -> list[str]:
+        """Return sentences on earlier runs, for what a certificate does not cover."""
+        said = []
+        for run in self.runs:
+            spent = upward(run.epsilon)
+            cost = "nothing is guaranteed" if spent is None else f"epsilon {upto(spent)} at delta {upto(run.delta)}"
+            where = "on the same data" if run.same_data else "on data that are not known to be the same"
+            other = "; its unit or relation is another, so the two are not added: both hold"
+            said.append(
+                f"the first weights come from the run {run.run} {where} ({cost}, one {run.unit}, {run.relation}; known "
+                f"from {run.known_from}), which is not in this cost{'' if run in self.composed else other}"
+            )
+        if self.epsilon is not None:
+            spent = upward(self.epsilon)
+            cost = "has no guarantee" if spent is None else f"has epsilon {upto(spent)} at delta {upto(self.delta)}"
+            one = len(self.composed) == 1
+            others = f"run {self.composed[0].run}" if one else f"{len(self.composed)} earlier runs"
+            same = all(run.same_data for run in self.composed)
+            who = f"every {self.unit}" if same else f"a {self.unit} that is in all"
+            said.append(f"together with the {others}, {who} {cost}, {self.relation}")
+        return said

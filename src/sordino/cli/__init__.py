@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli import certificates, configure, operations, planning, results, run  # noqa: F401  (commands)
+from sordino.cli import configure, operations, planning, results, run  # noqa: F401  (commands)
 from sordino.cli.console import app, listened
 from sordino.codec.boundary import failure
 from sordino.errors import (
@@ -23,7 +23,7 @@ from sordino.errors import (
     StorageError,
     UserError,
     brief_repr,
-)
+)  # fmt: skip
 from sordino.runs import launch
 from sordino.version import __version__
 
@@ -33,7 +33,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # whichever click t
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one sentence on standard error and exit code 2."""
+    """Run the command line; a user's mistake is one sentence on standard error and exit code 2."""
     try:
         with launch.stop_signals():
             code = app(standalone_mode=False)
@@ -48,9 +48,12 @@ def main() -> None:
     except RankError as error:
         _stop("" if error.said else str(error), launch.exit_code(error))
     except OSError as error:  # a path that no system takes, a disk or a folder that refuses
-        _stop(str(storage_error(error)), 2)
+        reason = error.strerror or str(error) or type(error).__name__
+        where = brief_repr(str(error.filename)) if error.filename else "a file or a connection"
+        fix = "choose another, or mend it"
+        _stop(str(StorageError(f"{where}, which failed ({reason})", "a path to read and write", fix)), 2)
     except UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # a command without words: it says what it takes
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands without one: print its help
             with listened(sys.stdout):
                 print(error)
             sys.exit(0)
@@ -64,13 +67,6 @@ def main() -> None:
         if code == 130:  # what typer makes of an interrupt
             _stop(STOPPED, 130)
         sys.exit(code if isinstance(code, int) else 0)
-
-
-def storage_error(error: OSError) -> StorageError:
-    """A file or a folder that failed a command, in one sentence."""
-    reason = error.strerror or str(error) or type(error).__name__
-    where = brief_repr(str(error.filename)) if error.filename else "a file or a connection"
-    return StorageError(f"{where}, which failed ({reason})", "a path to read and write", "choose another, or mend it")
 
 
 def _stop(sentence: str, code: int) -> None:

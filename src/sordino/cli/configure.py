@@ -7,7 +7,6 @@ import inspect
 import re
 import shutil
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -21,11 +20,8 @@ from sordino.errors import ConfigError
 
 Schema = dict[str, Any]
 _SCALARS: dict[Any, Schema] = {
-    bool: {"type": "boolean"},
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    str: {"type": "string"},
-}
+    bool: {"type": "boolean"}, int: {"type": "integer"}, float: {"type": "number"}, str: {"type": "string"},
+}  # fmt: skip
 
 
 @app.command()
@@ -38,7 +34,7 @@ def schema(own: Own = None, as_json: JsonFlag = True) -> None:
 
 
 def json_schema(declared: Any) -> Schema:
-    """The schema of a type; families and dataclasses are defined once, under $defs."""
+    """Return the schema of a type; families and dataclasses are defined once, under $defs."""
     defs: dict[str, Schema] = {}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_schema(declared, defs), "$defs": defs}
 
@@ -54,35 +50,32 @@ def _schema(declared: Any, defs: dict[str, Schema]) -> Schema:
     if origin is tuple:
         return {"type": "array", "items": _schema(args[0], defs)}
     if isinstance(declared, type) and (issubclass(declared, Part) or dataclasses.is_dataclass(declared)):
-        return _named(declared, defs)
+        name = declared.__name__
+        if name not in defs:
+            defs[name] = {}
+            defs[name] = _definition(declared, defs)
+        return {"$ref": f"#/$defs/{name}"}
     return {"type": "object"} if origin is dict else {}
 
 
-def _named(cls: Any, defs: dict[str, Schema]) -> Schema:
-    name = cls.__name__
-    if name not in defs:
-        defs[name] = {}
-        family = issubclass(cls, Part) and not cls.kind
-        members = [cls.members[kind] for kind in sorted(cls.members)] if family else []
-        alone = [member.kind for member in members if not _needed(member)]  # may be written by its name
-        written = [*([{"enum": alone}] if alone else []), *(_named(member, defs) for member in members)]
-        defs[name] = {"oneOf": written} if family else _table(cls, defs)
-    return {"$ref": f"#/$defs/{name}"}
-
-
-def _table(cls: Any, defs: dict[str, Schema]) -> Schema:
+def _definition(cls: Any, defs: dict[str, Schema]) -> Schema:
+    """Return the schema of a family of parts, any of whose members may stand there, or of one dataclass."""
+    if issubclass(cls, Part) and not cls.kind:
+        members = [cls.members[kind] for kind in sorted(cls.members)]
+        alone = [member.kind for member in members if not _required(member)]  # may be written by its name
+        return {"oneOf": [*([{"enum": alone}] if alone else []), *(_schema(member, defs) for member in members)]}
     hints, fields = get_type_hints(cls), [field for field in dataclasses.fields(cls) if field.init]
     kind = {"kind": {"const": cls.kind}} if issubclass(cls, Part) else {}
     return {
         "type": "object",
-        "description": (cls.__doc__ or "").strip().splitlines()[0] if cls.__doc__ else "",
+        "description": (cls.__doc__ or "").strip().partition("\n")[0],
         "properties": {**kind, **{field.name: _schema(hints[field.name], defs) for field in fields}},
-        "required": [*kind, *_needed(cls)],
+        "required": [*kind, *_required(cls)],
         "additionalProperties": False,
     }
 
 
-def _needed(cls: Any) -> list[str]:
+def _required(cls: Any) -> list[str]:
     missing, fields = dataclasses.MISSING, dataclasses.fields(cls)
     return [f.name for f in fields if f.init and f.default is missing and f.default_factory is missing]
 
@@ -94,10 +87,10 @@ app.add_typer(recipes_app, name="recipes")
 @recipes_app.command("list")
 def recipes_list(own: Own = None, as_json: JsonFlag = False) -> None:
     """Names and one line each."""
-    strange = bool(own) or codec.plugins_installed()
-    if strange:
+    others = bool(own) or codec.plugins_installed()
+    if others:
         bring(own)
-    found = recipes(strange)
+    found = recipes(others)
     wide = max(len(entry["name"]) for entry in found)
     say(as_json, {"recipes": found}, "\n".join(f"{entry['name']:<{wide}}  {entry['summary']}" for entry in found))
 
@@ -106,8 +99,17 @@ def recipes_list(own: Own = None, as_json: JsonFlag = False) -> None:
 def recipes_show(name: str, own: Own = None, as_json: JsonFlag = False) -> None:
     """Arguments of one recipe, and a file to start from."""
     bring(own)
-    found = recipe(name)
-    say(as_json, found, found["example"])
+    from sordino.recipes import RECIPES, starters
+
+    if name not in RECIPES:
+        raise ConfigError(f"recipe {name!r}", "a known recipe", codec.nearest(name, list(RECIPES)))
+    arguments = {}
+    for one in inspect.signature(RECIPES[name]).parameters.values():
+        declared = one.annotation if isinstance(one.annotation, str) else inspect.formatannotation(one.annotation)
+        plain = re.sub(r"\b(?:\w+\.)+", "", declared)  # without the modules
+        arguments[one.name] = {"type": plain, "required": one.default is one.empty}
+    example, equation = starters.example(name), inspect.getdoc(RECIPES[name])
+    say(as_json, {"name": name, "equation": equation, "arguments": arguments, "example": example}, example)
 
 
 SENTENCES = {  # here, so that a list of names does not wait for torch
@@ -133,35 +135,14 @@ SENTENCES = {  # here, so that a list of names does not wait for torch
 }
 
 
-def recipes(strange: bool = True) -> list[dict[str, str]]:
-    """Every recipe in a sentence; those of others, where there are any, in the first line of their own words."""
-    if not strange:
-        return [{"name": name, "summary": said} for name, said in SENTENCES.items()]
+def recipes(others: bool = True) -> list[dict[str, str]]:
+    """Return every recipe with one sentence; recipes of `others` with the first line of their docstring."""
+    if not others:
+        return [{"name": name, "summary": sentence} for name, sentence in SENTENCES.items()]
     from sordino.recipes import RECIPES
 
-    return [{"name": name, "summary": SENTENCES.get(name) or _summary(made)} for name, made in RECIPES.items()]
-
-
-def _summary(function: Callable[..., Any]) -> str:
-    return ((inspect.getdoc(function) or "").splitlines() or ["without a word of its own"])[0]
-
-
-def _type(annotation: Any) -> str:
-    """`float | Schedule`, without the modules."""
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return re.sub(r"\b(?:\w+\.)+", "", text)
-
-
-def recipe(name: str) -> dict[str, Any]:
-    """One recipe: its arguments and an example file."""
-    from sordino.recipes import RECIPES, starters
-
-    if name not in RECIPES:
-        raise ConfigError(f"recipe {name!r}", "a known recipe", codec.nearest(name, list(RECIPES)))
-    parameters = inspect.signature(RECIPES[name]).parameters.values()
-    arguments = {p.name: {"type": _type(p.annotation), "required": p.default is p.empty} for p in parameters}
-    equation = inspect.getdoc(RECIPES[name])
-    return {"name": name, "equation": equation, "arguments": arguments, "example": starters.example(name)}
+    first = {name: (inspect.getdoc(made) or "no docstring").splitlines()[0] for name, made in RECIPES.items()}
+    return [{"name": name, "summary": SENTENCES.get(name, line)} for name, line in first.items()]
 
 
 PLACES = (  # of a wheel, and of a checkout
@@ -178,7 +159,10 @@ def examples(
     home = next((place for place in PLACES if (place / "demo.py").is_file()), None)
     if home is None:
         raise ConfigError("an installation without its examples", f"{PLACES[0]}", "install sordino from its wheel")
-    names = sorted(str(file.relative_to(home)) for file in home.rglob("*") if _shown(file, home))
+    suffixes = (".py", ".toml", ".md", ".ipynb")
+    files = [file.relative_to(home) for file in home.rglob("*") if file.is_file() and file.suffix in suffixes]
+    hidden = re.compile(r"(^|/)(\.|__)[^/]*/|\.egg-info/")  # folders
+    names = sorted(str(file) for file in files if not hidden.search(file.as_posix()))
     if to is not None:
         if to.exists():
             raise ConfigError(f"--to {to}, which is there already", "a new folder")
@@ -186,9 +170,3 @@ def examples(
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(home / name, to / name)
     say(as_json, {"examples": names, "to": None if to is None else str(to)}, "\n".join(names))
-
-
-def _shown(file: Path, home: Path) -> bool:
-    above = file.relative_to(home).parts[:-1]
-    hidden = any(part.startswith((".", "__")) or part.endswith(".egg-info") for part in above)
-    return file.is_file() and not hidden and file.suffix in (".py", ".toml", ".md", ".ipynb")

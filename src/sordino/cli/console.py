@@ -14,33 +14,37 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-Told = Callable[[float, float, str], None]  # work done, work in all, what was last done
+Progress = Callable[[float, float, str], None]  # work done, work in all, what was last done
 
 
 @contextmanager
-def working(name: str, quiet: bool) -> Iterator[Told]:
-    """Tell how much of the work is done, in any unit; the time left is what the rest takes at the same pace."""
+def working(name: str, quiet: bool) -> Iterator[Progress]:
+    """Show how much of a long work is done, in any unit, and the time that the rest takes at the same pace."""
     if quiet:
         yield lambda done, total, note: None
     elif sys.stdout.isatty():
-        with _bar(name) as told:
-            yield told
+        from rich import progress
+
+        columns = (
+            progress.TextColumn(name), progress.BarColumn(), progress.TaskProgressColumn(),
+            progress.TimeRemainingColumn(), progress.TextColumn("{task.description}"),
+        )  # fmt: skip
+        with progress.Progress(*columns, speed_estimate_period=600) as bar:
+            job, share = bar.add_task("", total=1.0), forward()
+            yield lambda done, total, note: bar.update(job, completed=share(done, total), description=note)
     else:
-        yield _lines(name, time.monotonic)
+        began, share = time.monotonic(), forward()
 
+        def show(done: float, total: float, note: str) -> None:
+            percent, rest = 100 * share(done, total), left(time.monotonic() - began, done, total)
+            with listened(sys.stdout):
+                print(f"{name} {percent:.0f}%: {note}{rest}", flush=True)
 
-def _lines(name: str, clock: Callable[[], float]) -> Told:
-    began, share = clock(), forward()
-
-    def told(done: float, total: float, note: str) -> None:
-        with listened(sys.stdout):
-            print(f"{name} {100 * share(done, total):.0f}%: {note}{left(clock() - began, done, total)}", flush=True)
-
-    return told
+        yield show
 
 
 def forward() -> Callable[[float, float], float]:
-    """The share that is done; where work is found on the way it stands still, and never goes back."""
+    """Return a function of the share that is done, which never falls where more work is found on the way."""
     most = 0.0
 
     def share(done: float, total: float) -> float:
@@ -52,23 +56,11 @@ def forward() -> Callable[[float, float], float]:
 
 
 def left(spent: float, done: float, total: float) -> str:
-    """The time that is left, in words; nothing at the end, or where nothing is known yet."""
+    """Return the time that is left, in words; empty at the end, or where nothing is known yet."""
     if done <= 0 or done >= total:
         return ""
     seconds = spent / done * (total - done)
     return f", about {seconds:.0f} s left" if seconds < 90 else f", about {seconds / 60:.0f} min left"
-
-
-@contextmanager
-def _bar(name: str) -> Iterator[Told]:
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn(name), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
-    )  # fmt: skip
-    with Progress(*columns, speed_estimate_period=600) as bar:
-        job, share = bar.add_task("", total=1.0), forward()
-        yield lambda done, total, note: bar.update(job, completed=share(done, total), description=note)
 
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -89,12 +81,12 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Another [run] seed.")]
 
 
 def changed(values: list[str] | None, seed: int | None) -> list[str]:
-    """What --set and --seed change in a file."""
+    """Return the changes of --set and --seed to a file."""
     return [*(values or []), *([] if seed is None else [f"run.seed={seed}"])]
 
 
 def bring(own: list[Path] | None) -> None:
-    """Parts of the user's own: packages that are installed, and files that the command names."""
+    """Load the user's own parts: installed packages, and files that the command names."""
     from sordino import codec
 
     codec.load_plugins()
@@ -104,7 +96,7 @@ def bring(own: list[Path] | None) -> None:
 
 @contextmanager
 def listened(stream: TextIO) -> Iterator[None]:
-    """Whoever reads a stream may leave (`| head`): from then on it goes nowhere, and what was running runs on."""
+    """Write to a stream whose reader may end (`| head`): from then on the output is dropped, and the work goes on."""
     try:
         yield
         stream.flush()
@@ -118,7 +110,7 @@ def say(as_json: bool, data: dict[str, Any], text: str) -> None:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: they are written as words."""
+    """Replace infinity and NaN, which JSON does not have, by strings."""
     if isinstance(value, dict):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -6,10 +6,10 @@ import os
 import platform
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,12 +17,15 @@ from sordino.cli.console import JsonFlag, Own, app, bring, say
 from sordino.version import __version__
 
 if TYPE_CHECKING:
-    from sordino.ledger.entries import Entry
     from sordino.ledger.ledger import Statement
-
+    from sordino.ledger.totals import Entry
 
 ledger_app = typer.Typer(no_args_is_help=True, help="The budget of a data set over all runs.", rich_markup_mode=None)
+federation = typer.Typer(no_args_is_help=True, help="A plan across machines, over Flower.")
+silo = typer.Typer(no_args_is_help=True, help="One silo of a federation.")
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(federation, name="federation")
+app.add_typer(silo, name="silo")
 LedgerFile = Annotated[Path, typer.Argument(help="The file of the ledger.")]
 Dataset = Annotated[str, typer.Argument(help="The name that its operator gave the data set.")]
 
@@ -40,8 +43,8 @@ def ledger_show(
 
     with Ledger.open(file) as ledger:
         found = [ledger.statement(name) for name in ([dataset] if dataset is not None else ledger.names)]
-    text = "\n".join(map(_line, found)) or "no data set has a limit yet"
-    say(as_json, {"ledger": str(file), "datasets": [_entry(one) for one in found]}, text)
+    text = "\n".join(map(_statement_text, found)) or "no data set has a limit yet"
+    say(as_json, {"ledger": str(file), "datasets": [_statement(one) for one in found]}, text)
 
 
 @ledger_app.command("limit")
@@ -64,7 +67,7 @@ def ledger_limit(
     with Ledger.open(file, create=True) as ledger:
         ledger.limit(dataset, limit)
         found = ledger.statement(dataset)
-    say(as_json, {"ledger": str(file), **_entry(found)}, _line(found))
+    say(as_json, {"ledger": str(file), **_statement(found)}, _statement_text(found))
 
 
 @ledger_app.command("history")
@@ -72,13 +75,13 @@ def ledger_history(file: LedgerFile, dataset: Dataset, own: Own = None, as_json:
     """Every line of one data set: limits, runs and jobs, with the events that were charged."""
     bring(own)
     from sordino import codec
-    from sordino.ledger.entries import name_of
     from sordino.ledger.ledger import Ledger
+    from sordino.ledger.totals import name_of
 
     with Ledger.open(file) as ledger:
         found = ledger.history(dataset)
     lines = [{"line": name_of(entry), **codec.dump(entry)} for entry in found]
-    say(as_json, {"ledger": str(file), "dataset": dataset, "lines": lines}, "\n".join(map(_told, found)))
+    say(as_json, {"ledger": str(file), "dataset": dataset, "lines": lines}, "\n".join(map(_entry_text, found)))
 
 
 @ledger_app.command("backup")
@@ -88,13 +91,12 @@ def ledger_backup(
     as_json: JsonFlag = False,
 ) -> None:
     """Copy a ledger, also while silos are served from it; nothing is charged to a backup."""
-    from sordino.ledger.backup import backup
     from sordino.ledger.ledger import Ledger
 
     with Ledger.open(file) as ledger:
-        head = backup(ledger, to)
-    told = {"ledger": str(file), "backup": str(to), "lines": head.lines, "sha256": head.digest}
-    say(as_json, told, f"{to}: {head.lines} lines of {file}, the last with sha256 {head.digest}")
+        head = ledger.backup(to)
+    found = {"ledger": str(file), "backup": str(to), "lines": head.lines, "sha256": head.digest}
+    say(as_json, found, f"{to}: {head.lines} lines of {file}, the last with sha256 {head.digest}")
 
 
 @ledger_app.command("restore")
@@ -104,17 +106,19 @@ def ledger_restore(
     as_json: JsonFlag = False,
 ) -> None:
     """Put a backup in the place of a ledger; if it lacks charges, every limit must be lowered before the next."""
-    from sordino.ledger.backup import restore
+    from sordino.ledger.ledger import restore
 
     lost = restore(backup, file)
-    words = "nothing is missing" if lost == 0 else f"lost: {'nobody knows how many' if lost is None else lost} lines"
-    after = "" if lost == 0 else "; nothing is charged before each limit is lowered (sordino ledger limit)"
-    say(as_json, {"ledger": str(file), "backup": str(backup), "lines_lost": lost}, f"{file}: restored, {words}{after}")
+    words = "nothing is missing"
+    if lost != 0:
+        words = f"lost: {'nobody knows how many' if lost is None else lost} lines"
+        words += "; nothing is charged before each limit is lowered (sordino ledger limit)"
+    say(as_json, {"ledger": str(file), "backup": str(backup), "lines_lost": lost}, f"{file}: restored, {words}")
 
 
-def _entry(found: Statement) -> dict[str, Any]:
+def _statement(found: Statement) -> dict[str, Any]:
     from sordino import codec
-    from sordino.accounting.profiles import upward
+    from sordino.accounting.rounding import upward
 
     limit, events = codec.dump(found.limit), [codec.dump(item) for item in found.items]
     counts: dict[str, Any] = {"runs": found.runs, "charges": found.charges}
@@ -123,7 +127,7 @@ def _entry(found: Statement) -> dict[str, Any]:
     return {"dataset": found.dataset, "spent": upward(found.epsilon), "limit": limit, **counts, "events": events}
 
 
-def _line(found: Statement) -> str:
+def _statement_text(found: Statement) -> str:
     from sordino.accounting.rounding import upto
 
     limit, spent = found.limit, upto(found.epsilon, 4)
@@ -134,26 +138,23 @@ def _line(found: Statement) -> str:
     )
 
 
-def _told(entry: Entry) -> str:
+def _entry_text(entry: Entry) -> str:
     from sordino.accounting.rounding import upto
-    from sordino.ledger.entries import LimitEntry, RestoreEntry, RoundEntry, RunEntry
+    from sordino.ledger.totals import LimitEntry, RestoreEntry, RoundEntry, RunEntry
 
-    if isinstance(entry, LimitEntry):
-        limit, most = entry.limit, f"epsilon {upto(entry.limit.epsilon, 6)}, delta {upto(entry.limit.delta, 6)}"
-        return f"{entry.at}  limit  {most}, unit {limit.unit}, relation {limit.relation}"
-    if isinstance(entry, RestoreEntry):
-        return f"{entry.at}  restored from a backup without {'unknown' if entry.lost is None else entry.lost} lines"
-    if isinstance(entry, RoundEntry):
-        return f"{entry.at}  round  {entry.round} of {entry.run}, chain {entry.head[:12]}"
-    cost = ", ".join(f"{item.count} x {item.event}" for item in entry.items) or "nothing"
-    what = f"run    {entry.run}" if isinstance(entry, RunEntry) else f"job    {entry.job} of {entry.run}"
-    return f"{entry.at}  {what}: {cost}"
-
-
-federation = typer.Typer(no_args_is_help=True, help="A plan across machines, over Flower.")
-silo = typer.Typer(no_args_is_help=True, help="One silo of a federation.")
-app.add_typer(federation, name="federation")
-app.add_typer(silo, name="silo")
+    match entry:
+        case LimitEntry(limit=limit):
+            most = f"epsilon {upto(limit.epsilon, 6)}, delta {upto(limit.delta, 6)}"
+            text = f"limit  {most}, unit {limit.unit}, relation {limit.relation}"
+        case RestoreEntry():
+            text = f"restored from a backup without {'unknown' if entry.lost is None else entry.lost} lines"
+        case RoundEntry():
+            text = f"round  {entry.round} of {entry.run}, chain {entry.head[:12]}"
+        case _:
+            cost = ", ".join(f"{item.count} x {item.event}" for item in entry.items) or "nothing"
+            what = f"run    {entry.run}" if isinstance(entry, RunEntry) else f"job    {entry.job} of {entry.run}"
+            text = f"{what}: {cost}"
+    return f"{entry.at}  {text}"
 
 
 @federation.command()
@@ -197,85 +198,65 @@ EXTRAS = {
     "mlflow": ("mlflow-skinny", "--track mlflow"),
     "wandb": ("wandb", "--track wandb"),
 }
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line: fine, a note that something could be had, or trouble."""
-
-    state: Literal["ok", "note", "trouble"]
-    what: str
-    fix: str = ""
-
-    def line(self) -> str:
-        return f"{self.state:<8} {self.what}" + (f": {self.fix}" if self.fix else "")
+Finding = tuple[str, str, str]  # ok, note or trouble; what was found; how to mend it
 
 
 @app.command()
 def doctor(as_json: JsonFlag = False) -> None:
     """What this machine has and lacks for Sordino; exit code 1 if something will not work."""
-    found = [*_software(), *_extras(), *_machine(), *_data(), *_strangers()]
-    entries = [{"state": one.state, "what": one.what, "fix": one.fix} for one in found]
-    say(as_json, {"sordino": __version__, "findings": entries}, "\n".join(one.line() for one in found))
-    if any(one.state == "trouble" for one in found):
+    found = [*_software(), *_machine(), *_other_parts()]
+    entries = [dict(zip(("state", "what", "fix"), one, strict=True)) for one in found]
+    text = "\n".join(f"{state:<8} {what}" + (f": {fix}" if fix else "") for state, what, fix in found)
+    say(as_json, {"sordino": __version__, "findings": entries}, text)
+    if any(state == "trouble" for state, _, _ in found):
         raise typer.Exit(1)
 
 
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+def _software() -> Iterator[Finding]:
+    """Find the versions of Python, of required packages and of optional ones."""
 
+    def installed(name: str) -> str | None:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return None
 
-def _software() -> list[Finding]:
-    said = f"sordino {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    found = [Finding("ok" if sys.version_info >= (3, 11) else "trouble", said, "")]
+    here = f"sordino {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    yield "ok" if sys.version_info >= (3, 11) else "trouble", here, ""
     for name in ("torch", "numpy", "scipy", "randomgen"):
-        has = _installed(name)
-        found.append(Finding("ok", f"{name} {has}") if has else Finding("trouble", f"no {name}", f"pip install {name}"))
-    return found
-
-
-def _extras() -> list[Finding]:
-    found = []
+        has = installed(name)
+        yield ("ok", f"{name} {has}", "") if has else ("trouble", f"no {name}", f"pip install {name}")
     for extra, (package, use) in EXTRAS.items():
-        has = _installed(package) or (_installed("mlflow") if extra == "mlflow" else None)
-        lacks = Finding("note", f"no {package} ({use})", f"pip install 'sordino[{extra}]'")
-        found.append(Finding("ok", f"{package} {has} ({use})") if has else lacks)
-    return found
+        has = installed(package) or (installed("mlflow") if extra == "mlflow" else None)
+        lacks = ("note", f"no {package} ({use})", f"pip install 'sordino[{extra}]'")
+        yield ("ok", f"{package} {has} ({use})", "") if has else lacks
 
 
-def _machine() -> list[Finding]:
+def _machine() -> Iterator[Finding]:
+    """Find cores, threads, CUDA, and the folder of data sets with its free space."""
     import torch
 
-    cores, threads = os.cpu_count() or 1, torch.get_num_threads()
-    found = [Finding("ok", f"{cores} cores, vector code {torch.backends.cpu.get_cpu_capability()}")]
-    if threads > 1 and "OMP_NUM_THREADS" not in os.environ:
-        fix = "'sordino run' sets one; in Python call torch.set_num_threads(1): two that fight are far slower"
-        found.append(Finding("note", f"torch would take {threads} threads", fix))
-    found.append(Finding("ok", "CUDA is there") if torch.cuda.is_available() else Finding("note", "no CUDA: CPU only"))
-    return found
-
-
-def _data() -> list[Finding]:
     from sordino.data.files import cache_folder
 
+    threads = torch.get_num_threads()
+    yield "ok", f"{os.cpu_count() or 1} cores, vector code {torch.backends.cpu.get_cpu_capability()}", ""
+    if threads > 1 and "OMP_NUM_THREADS" not in os.environ:
+        fix = "'sordino run' sets one; in Python call torch.set_num_threads(1): two that fight are far slower"
+        yield "note", f"torch would take {threads} threads", fix
+    yield ("ok", "CUDA is there", "") if torch.cuda.is_available() else ("note", "no CUDA: CPU only", "")
     named, where = os.environ.get("SORDINO_DATA"), cache_folder()
-    found = []
     if named:
         there = Path(named).is_dir()
         fix = "" if there else "correct the variable, or unset it"
-        found.append(Finding("ok" if there else "trouble", f"SORDINO_DATA = {named}", fix))
+        yield "ok" if there else "trouble", f"SORDINO_DATA = {named}", fix
     above = next(folder for folder in (where, *where.parents) if folder.exists())
-    writable = os.access(above, os.W_OK)
-    found.append(Finding("ok" if writable else "trouble", f"cache {where}", "" if writable else "set SORDINO_CACHE"))
-    free = shutil.disk_usage(above).free / 2**30
-    return [*found, Finding("ok" if free > 1 else "note", f"{free:.0f} GiB free there")]
+    writable, free = os.access(above, os.W_OK), shutil.disk_usage(above).free / 2**30
+    yield "ok" if writable else "trouble", f"cache {where}", "" if writable else "set SORDINO_CACHE"
+    yield "ok" if free > 1 else "note", f"{free:.0f} GiB free there", ""
 
 
-def _strangers() -> list[Finding]:
-    """Packages that bring parts of their own."""
+def _other_parts() -> list[Finding]:
+    """Find installed packages that bring parts of their own."""
     from sordino.codec.part import PLUGINS, load_plugins
     from sordino.errors import ConfigError
 
@@ -283,5 +264,5 @@ def _strangers() -> list[Finding]:
     try:
         load_plugins()
     except ConfigError as error:
-        return [Finding("trouble", str(error))]
-    return [Finding("ok", f"parts of {name}, named on every certificate that uses them") for name in names]
+        return [("trouble", str(error), "")]
+    return [("ok", f"parts of {name}, named on every certificate that uses them", "") for name in names]

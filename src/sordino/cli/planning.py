@@ -1,10 +1,9 @@
-"""`sordino plan`, `epsilon`, `calibrate`, `tune` and `sweep`: what a configuration costs, and which to choose."""
+"""Commands `sordino plan`, `epsilon`, `calibrate`, `tune` and `sweep`: what a configuration costs, which to choose."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,21 +11,23 @@ import numpy as np
 import typer
 
 from sordino import codec
-from sordino.accounting.delta import check_delta
-from sordino.accounting.profiles import in_words
+from sordino.accounting.accountant import check_delta
+from sordino.accounting.profiles import participations_in_words as in_words
 from sordino.accounting.rounding import upto
 from sordino.cli.console import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, say, working
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sordino.accounting.bounds import AlreadyPrivate, Bound
     from sordino.config import Config
+    from sordino.parts.samplers import Sampler
     from sordino.plan import Plan
 
 CERTIFIED = (
     "epsilon", "delta", "unit", "relation", "own_code", "adversaries", "sampler", "trust", "silos", "clip",
     "denominator", "plan_sha256",
 )  # fmt: skip
+SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle")
+FREE = ("noise_multiplier", "rounds", "cohort")
 SMOOTHING_PAYS = 15.0  # noise to signal from which Laplacian smoothing gains accuracy on CNNs: docs/papers.md
 
 
@@ -43,31 +44,38 @@ def plan(
 
 
 def forecast(config: Config) -> dict[str, Any]:
-    """What a run of this file would be certified with, and how its messages come to be bounded."""
+    """Return what a run of this file would be certified with, and how its messages are bounded."""
+    from sordino.accounting.bounds import AlreadyPrivate
     from sordino.certificate.build import certificate
     from sordino.certificate.facts import Facts
 
     plan = config.plan
-    notes = (*config.check_task(), *_of_few(config))
+    notes = (*config.check_task(), *_large_delta(config))
     config.check_budget()
     facts = Facts(config.delta, config.privacy.noise, plan.rounds, **config.facts, own_code=config.own_code())
     promised = certificate(plan, facts)
-    names = [plan.local.kind, *(step.kind for step in plan.encode)]
-    chain = [{"after": name, "bound": _bound(bound)} for name, bound in zip(names, plan.bounds, strict=True)]
+    chain = []
+    for name, bound in zip([plan.local.kind, *(step.kind for step in plan.encode)], plan.bounds, strict=True):
+        if isinstance(bound, AlreadyPrivate):
+            words = f"private already, per {bound.unit}"
+        else:
+            words = f"L{bound.norm} norm of one {bound.unit}'s message at most 1, in units of the clip norm"
+            words = words if bound.finite else "none"
+        chain.append({"after": name, "bound": words})
     return {
         **{key: promised[key] for key in CERTIFIED},
         "rounds": plan.rounds,
         "bounds": chain,
-        "noise_of_models": _noise(plan),
+        "noise_of_models": _noise_of_models(plan),
         "noise_to_signal": noise_to_signal(config),
         "plan": codec.dump(plan),
         **({"notes": list(notes)} if notes else {}),
     }
 
 
-def _of_few(config: Config) -> tuple[str, ...]:
-    """What delta means, where it is large or there are few units: to the smallest silo, if each has its own."""
-    from sordino.accounting.delta import LARGEST_DEFAULT, few, meaning_of_delta
+def _large_delta(config: Config) -> tuple[str, ...]:
+    """Return a note on what delta means where it is large or units are few: for the smallest silo, if each has one."""
+    from sordino.accounting.accountant import LARGEST_DEFAULT, few, meaning_of_delta
 
     plan, reads = config.plan, config.plan.local.reads
     sizes = (plan.units,) if reads is None else reads.sizes
@@ -78,8 +86,8 @@ def _of_few(config: Config) -> tuple[str, ...]:
     return (meaning_of_delta(delta, size, plan.unit),)
 
 
-def _noise(plan: Plan) -> dict[str, float] | None:
-    """Of noise that rounds share: what is left of it in the models, in units of the clip, beside independent noise."""
+def _noise_of_models(plan: Plan) -> dict[str, float] | None:
+    """Return the noise of the models in units of the clip norm, for correlated noise and independent noise instead."""
     from sordino.parts.correlated_noise import noise_of_models
 
     alone = plan.release.independent(plan.clients, plan.patterns) if plan.release.correlated else None
@@ -91,7 +99,7 @@ def _noise(plan: Plan) -> dict[str, float] | None:
 
 
 def noise_to_signal(config: Config) -> dict[str, float] | None:
-    """z sqrt(d) / S: the norm of the noise in the mean of a cohort of S updates of clip norm 1 with d coordinates.
+    """Return z sqrt(d) / S: the norm of the noise in the mean of a cohort of S updates of clip norm 1 and dimension d.
 
     S is the expected cohort (for records: their expected number in a round). None where the model's dimension is not
     known before the data is read, where there is no noise, or where local steps add it.
@@ -108,50 +116,30 @@ def noise_to_signal(config: Config) -> dict[str, float] | None:
     return {"ratio": ratio, "parameters": parameters, "smoothing_pays_above": SMOOTHING_PAYS}
 
 
-def _noise_lines(found: dict[str, float] | None) -> list[str]:
-    if found is None:
-        return []
-    line = f"  {found['correlated']:.4g} clips; {found['independent']:.4g} with independent noise at equal privacy"
-    return ["noise of one coordinate of the models, root mean square over rounds", line]
-
-
-def _bound(bound: Bound | AlreadyPrivate) -> str:
-    from sordino.accounting.bounds import AlreadyPrivate
-
-    if isinstance(bound, AlreadyPrivate):
-        return f"private already, per {bound.unit}"
-    words = f"L{bound.norm} norm of one {bound.unit}'s message at most 1, in units of the clip norm"
-    return words if bound.finite else "none"
-
-
 def forecast_text(found: dict[str, Any]) -> str:
-    """The forecast as a page."""
-    plan = found["plan"]
-    parts = [("prepare", part) for part in plan.get("prepare", [])]
-    parts += [("clients", plan["clients"]), ("local", plan["local"])]
-    parts += [("encode", step) for step in plan.get("encode", [])] + [("release", plan["release"])]
-    parts += [("postprocess", step) for step in plan.get("postprocess", [])] + [("server", plan["server"])]
-    lines = [
-        f"{found['rounds']} rounds",
-        *(f"  {name:<12} {_part(part)}" for name, part in parts),
-        "bound of a message",
-    ]
-    lines += [f"  after {entry['after']:<20} {entry['bound']}" for entry in found["bounds"]]
-    lines += _noise_lines(found["noise_of_models"])
+    """Return the forecast as a page of text."""
+    plan, own = found["plan"], found["own_code"]
+    lines = [f"{found['rounds']} rounds"]
+    for name in ("prepare", "clients", "local", "encode", "release", "postprocess", "server"):
+        parts = plan.get(name, [])
+        lines += [f"  {name:<12} {_part(part)}" for part in (parts if isinstance(parts, list) else [parts])]
+    lines += ["bound of a message", *(f"  after {one['after']:<20} {one['bound']}" for one in found["bounds"])]
+    if (noise := found["noise_of_models"]) is not None:
+        beside = f"{noise['independent']:.4g} with independent noise at equal privacy"
+        lines.append("noise of one coordinate of the models, root mean square over rounds")
+        lines.append(f"  {noise['correlated']:.4g} clips; {beside}")
     if (signal := found["noise_to_signal"]) is not None:
-        lines += [
-            f"noise to signal of an update, z sqrt(d) / S: {signal['ratio']:.3g} with d = {signal['parameters']:,}",
-            f"  Laplacian smoothing pays above about {signal['smoothing_pays_above']:g}",
-        ]
-    lines += ["code that runs on private records", f"  {_code(found['own_code'])}"]
-    notes = [f"note: {note}" for note in found.get("notes", [])]
-    return "\n".join([*lines, "forecast", *_adversary_lines(found), *silo_lines(found), *notes])
-
-
-def _code(own: dict[str, str] | None) -> str:
-    if own is None:
-        return "not examined yet: the shape of a record is not known before the data is read"
-    return f"{own['grade']}: {own['why']}"
+        ratio, size = f"{signal['ratio']:.3g}", f"{signal['parameters']:,}"
+        lines.append(f"noise to signal of an update, z sqrt(d) / S: {ratio} with d = {size}")
+        lines.append(f"  Laplacian smoothing pays above about {signal['smoothing_pays_above']:g}")
+    unknown = "not examined yet: the shape of a record is not known before the data is read"
+    code = unknown if own is None else f"{own['grade']}: {own['why']}"
+    lines += ["code that runs on private records", f"  {code}", "forecast"]
+    for line in found["adversaries"]:
+        lines.append(f"  {_epsilon(line)}  {line['relation']:<12} to one who {line['description']}")
+        if "by_participations" in line:
+            lines.append(f"    {in_words(line['by_participations'])}")
+    return "\n".join([*lines, *silo_lines(found), *(f"note: {note}" for note in found.get("notes", []))])
 
 
 def _part(part: dict[str, Any]) -> str:
@@ -160,20 +148,10 @@ def _part(part: dict[str, Any]) -> str:
 
 
 def silo_lines(found: dict[str, Any]) -> list[str]:
-    """Each silo's own guarantee against one who reads its messages, where silos have names."""
+    """Return each silo's own guarantee against one who reads its messages, where silos have names."""
     own = found["adversaries"][-1].get("silos", []) if found["silos"] else []
     pairs = sorted(((silo, entry) for entry in own for silo in entry["silos"]), key=lambda pair: pair[0])
     return [f"  {_epsilon(entry)}  of {found['silos'][silo]}" for silo, entry in pairs]
-
-
-def _adversary_lines(found: dict[str, Any]) -> list[str]:
-    return [text for line in found["adversaries"] for text in _adversary_text(line)]
-
-
-def _adversary_text(line: dict[str, Any]) -> list[str]:
-    told = line.get("by_participations")
-    first = f"  {_epsilon(line)}  {line['relation']:<12} to one who {line['description']}"
-    return [first, *([f"    {in_words(told)}"] if told else [])]
 
 
 def _epsilon(line: dict[str, Any]) -> str:
@@ -196,17 +174,90 @@ def epsilon(
     as_json: JsonFlag = False,
 ) -> None:
     """The calculator: what a sampler, a noise and a number of rounds cost."""
-    from sordino.cli import calculator
+    from sordino.accounting.accountant import default_delta
 
-    question = calculator.Question(
-        sampler=sampler, population=population, cohort=cohort, rounds=rounds, noise_multiplier=noise_multiplier,
-        delta=delta, mechanism=mechanism, epsilon0=epsilon0, cap=cap,
-    )  # fmt: skip
-    found = calculator.answer(question)
-    say(as_json, found, calculator.text(found))
+    for option, value in (("population", population), ("rounds", rounds)):
+        if value < 1:
+            raise ConfigError(f"--{option} {value}", "at least 1")
+    delta = default_delta(population) if delta is None else delta
+    check_delta(delta, population, override=True)
+    found = epsilon_of(sampler, population, rounds, delta, cohort, noise_multiplier, mechanism, epsilon0, cap)
+    say(as_json, found, epsilon_text(found))
 
 
-FREE = ("noise_multiplier", "rounds", "cohort")
+def epsilon_of(
+    sampler: str,
+    population: int,
+    rounds: int,
+    delta: float,
+    cohort: float | None = None,
+    noise_multiplier: float | None = None,
+    mechanism: str = "gaussian",
+    epsilon0: float | None = None,
+    cap: int | None = None,
+) -> dict[str, Any]:
+    """Return epsilon against one who sees the released models, and against one who also sees the cohort.
+
+    With the sampler `shuffle`, clients randomise messages themselves: by pure `epsilon0`, or by a mechanism's noise.
+    """
+    from sordino.accounting import accountant
+    from sordino.accounting.composition import Line, Participation, client_cost
+    from sordino.accounting.events import Approximate, Event, Shuffled
+    from sordino.certificate.build import line_entry
+    from sordino.parts.mechanisms import Gaussian, Laplace
+    from sordino.parts.releases import CentralNoise
+
+    kinds = {"gaussian": Gaussian, "laplace": Laplace}
+    if sampler not in SAMPLERS:
+        raise ConfigError(f"--sampler {sampler}", "a known sampler", codec.nearest(sampler, list(SAMPLERS)))
+    if mechanism not in kinds:
+        raise ConfigError(f"--mechanism {mechanism}", "gaussian or laplace", codec.nearest(mechanism, list(kinds)))
+    noise = None if noise_multiplier is None else kinds[mechanism](noise_multiplier)
+    if sampler == "shuffle":
+        if epsilon0 is not None:
+            local: Event = Approximate(epsilon0)
+        elif noise is not None:
+            local = noise.event()
+        else:
+            found = "neither --epsilon0 nor --noise-multiplier"
+            raise ConfigError(found, "how private one message is before the shuffler")
+        lines = [Line("models", "replace_one", ((Shuffled(population, local), rounds),))]
+    elif noise is None:
+        raise ConfigError("no --noise-multiplier", "the noise's scale over the clip norm")
+    else:
+        clients = _sampler(sampler, population, cohort, cap)
+        cost = client_cost(clients, CentralNoise(noise), Participation.planned(clients, rounds))
+        lines = [cost.line("models"), cost.line("cohort")]
+    each = [{"adversary": line.adversary, **line_entry(line, delta)} for line in lines]
+    return {**each[0], "unit": "client", "accountant": accountant.VERSION, "adversaries": each}
+
+
+def _sampler(name: str, population: int, cohort: float | None, cap: int | None) -> Sampler:
+    from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
+
+    if name == "full":
+        return Everyone(population)
+    if cohort is None:
+        raise ConfigError("no --cohort", "how many clients a round has (for poisson: on average)")
+    if name == "poisson":
+        return Poisson(population, cohort / population, cap)
+    if not float(cohort).is_integer():
+        raise ConfigError(f"--cohort {cohort}", f"a whole number for --sampler {name}")
+    return FixedSize(population, int(cohort)) if name == "fixed" else RoundRobin(population, int(cohort))
+
+
+def epsilon_text(found: dict[str, Any]) -> str:
+    """Return the answer of `sordino epsilon` in words."""
+    who = {"models": "sees the released models", "cohort": "also sees who took part"}
+    lines = []
+    for line in found["adversaries"]:
+        epsilon, rdp = ("-" if line[key] is None else upto(line[key], 4) for key in ("epsilon", "epsilon_rdp"))
+        cost = f"epsilon {epsilon} (RDP {rdp}), delta {upto(line['delta'])}, {line['relation']}"
+        lines.append(f"{cost}: to one who {who[line['adversary']]}")
+        if "by_participations" in line:
+            lines.append(f"  {in_words(line['by_participations'])}")
+    grid = "none" if found["grid"] is None else f"{found['grid']:.3g}"
+    return "\n".join([*lines, f"unit {found['unit']}; {found['accountant']}, {found['method']}, grid {grid}"])
 
 
 @app.command()
@@ -223,15 +274,6 @@ def calibrate(
 ) -> None:
     """Solve the noise multiplier, rounds or cohort for a target epsilon, or each silo's noise for its own budget."""
     bring(own)
-    changes = changed(values, seed)
-    found = calibrate_config(file, epsilon=epsilon, delta=delta, free=free, out=out, changes=changes)
-    say(as_json, found, calibrated_text(found))
-
-
-def calibrate_config(
-    file: Path, *, epsilon: float | None, delta: float | None, free: str, out: Path | None, changes: Sequence[str] = ()
-) -> dict[str, Any]:
-    """The number found, what it costs, and the file it was written to."""
     from sordino.certificate.build import headline
     from sordino.config import overridden, parse, read_table
     from sordino.tuning.calibrated_file import calibrated_file, multipliers
@@ -239,23 +281,25 @@ def calibrate_config(
     if free not in FREE:
         raise ConfigError(f"--free {free}", "noise_multiplier, rounds or cohort", codec.nearest(free, list(FREE)))
     if out is not None:
-        check_new(out)
-    table = overridden(read_table(file), dict(map(codec.parse_setting, changes)))
+        _check_new(out)
+    table = overridden(read_table(file), dict(map(codec.parse_setting, changed(values, seed))))
     config = parse(table)
     check_delta(config.delta if delta is None else delta, config.plan.units, config.privacy.allow_large_delta)
-    found = calibrated_file(file.read_text("utf-8"), table, epsilon=epsilon, delta=delta, free=free)
+    written = calibrated_file(file.read_text("utf-8"), table, epsilon=epsilon, delta=delta, free=free)
     if out is not None:
-        out.write_text(found.text, encoding="utf-8")
-    plan, solved = found.config.plan, found.config
+        out.write_text(written.text, encoding="utf-8")
+    plan, solved = written.config.plan, written.config
     each = multipliers(plan) if free == "noise_multiplier" else ()
     cost = headline(plan.cost().of("messages" if each else "models"), solved.delta, solved.deltas)
     number: dict[str, Any] = {"value": _value(plan, free)} if not each else {"values": list(each)}
     names = {"names": list(solved.task.silos)} if each else {}
-    return {"free": free, **number, **names, **cost, "recipe_kept": found.recipe_kept, "out": str(out) if out else None}
+    where = str(out) if out else None
+    found = {"free": free, **number, **names, **cost, "recipe_kept": written.recipe_kept, "out": where}
+    say(as_json, found, calibrated_text(found))
 
 
-def check_new(out: Path) -> None:
-    """A file that can be written and is not there yet."""
+def _check_new(out: Path) -> None:
+    """Refuse a path that exists or cannot be written."""
     if out.exists():
         raise ConfigError(f"{out}, which exists", "a new file", "choose another --out")
     if not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
@@ -274,7 +318,7 @@ def _value(plan: Plan, free: str) -> float:
 
 
 def calibrated_text(found: dict[str, Any]) -> str:
-    """The answer of a calibration: one line, or one for every silo that has its own noise."""
+    """Return the result of a calibration in one line, or in one for every silo that has its own noise."""
     where = f"; written to {found['out']}" if found["out"] else ""
     written_out = "" if found.get("recipe_kept", True) else "; the recipe has no key for it, so the plan is written out"
     cost = f"epsilon {upto(found['epsilon'], 4)} at delta {upto(found['delta'])}"
@@ -288,9 +332,6 @@ def calibrated_text(found: dict[str, Any]) -> str:
         for silo, value in enumerate(found["values"])
     ]
     return "\n".join([*lines, *([f"{where}{written_out}".removeprefix("; ")] if where or written_out else [])])
-
-
-LAW = "negative_binomial"
 
 
 @app.command()
@@ -308,7 +349,9 @@ def tune(
         list[str] | None, typer.Option(help="--private: what to try, as in 'recipe.lr=[0.1, 0.3]'; may be repeated.")
     ] = None,
     trials: Annotated[float, typer.Option(help="--private: how many trials on average.")] = 10.0,
-    law: Annotated[str, typer.Option(help="--private: negative_binomial | poisson, the law of their number.")] = LAW,
+    law: Annotated[
+        str, typer.Option(help="--private: negative_binomial | poisson, the law of their number.")
+    ] = "negative_binomial",
     shape: Annotated[float, typer.Option(help="--private: eta of the negative binomial; 1 is geometric.")] = 1.0,
     metric: Annotated[str, typer.Option(help="--private: the metric that chooses.")] = "",
     values: Changes = None,
@@ -325,7 +368,7 @@ def tune(
     torch.set_num_threads(1)
     changes = changed(values, seed)
     if private:
-        number = tune_output.read_trials(trials, law, shape)
+        number = {"mean": trials, "law": law, "shape": shape}
         asked = tune_output.private_tuning(file, changes, over or [], number, epsilon or [], metric)
         return tune_output.run_private(asked, out, as_json)
     if over:

@@ -10,14 +10,13 @@ from typing import Any
 
 from sordino import codec
 from sordino.accounting.calibration import Budget
+from sordino.accounting.renyi import Trials
 from sordino.accounting.rounding import upto
-from sordino.accounting.trials import Trials
 from sordino.certificate.build import headline
 from sordino.cli.console import say, working
 from sordino.codec import durable_files
 from sordino.config import Config, load_config, overridden, read_table
 from sordino.errors import ConfigError
-from sordino.outcome import declared_public
 from sordino.tuning.calibrated_file import multipliers
 from sordino.tuning.private_selection import PrivateTuning, tune_private
 from sordino.tuning.private_selection import text as private_text
@@ -27,9 +26,8 @@ from sordino.version import __version__
 
 SOURCES = ("public", "synthetic")
 FILES = "{tuned.toml, tune.png, trials.jsonl}"
-
 AXES = {
-    "lr_factor": "factor on the step size",
+    "lr_factor": "factor on step size",
     "steps": "local steps",
     "rounds": "rounds",
     "batch": "records per batch",
@@ -47,43 +45,42 @@ def tune_config(
     changes: Sequence[str] = (),
     quiet: bool = True,
 ) -> dict[str, Any]:
-    """A proposal for every epsilon (default: the file's own forecast); `out` is a folder for trials and results."""
+    """Propose settings for every epsilon (default: the file's own forecast); `out` is a folder for the results."""
     if source not in SOURCES:
         raise ConfigError(f"--data {source}", "public or synthetic", codec.nearest(source, list(SOURCES)))
     config = load_config(file, changes)
     silos = own_budgets(config)
     if silos and epsilons:
-        found_own = "--epsilon, and silos that have budgets of their own"
-        raise ConfigError(found_own, "one of them", "drop --epsilon: every silo keeps its budget")
-    wanted = epsilons or [_own(config)]
+        both = "--epsilon, and silos that have budgets of their own"
+        raise ConfigError(both, "one of them", "drop --epsilon: every silo keeps its budget")
+    wanted = epsilons
+    if not wanted:
+        spent = headline(config.plan.cost().of("models"), config.delta, config.deltas)["epsilon"]
+        if spent is None:
+            raise ConfigError("a plan without a guarantee and no --epsilon", "a budget to tune for", "give --epsilon")
+        wanted = [float(spent)]
     asked = {"config": codec.dump(config), "epsilons": wanted, "data": source, "seeds": seeds, "sordino": __version__}
     task = config.build()
     log = None if out is None else TrialLog(out, asked, resume)
-    known: dict[str, Any] = {"source": source, "seeds": seeds, "public": declared_public(task), "silos": silos}
+    known: dict[str, Any] = {"source": source, "seeds": seeds, "public": task.declared_public, "silos": silos}
     known |= {"delta": config.delta, "seed": config.run.seed}
     found: list[Tuned] = []
     for epsilon in wanted:
-        kept: dict[str, Any] = {}
         if log is not None:
-            kept = {"done": log.trials(epsilon), "on_trial": partial(log.append, epsilon)}
+            known |= {"done": log.trials(epsilon), "on_trial": partial(log.append, epsilon)}
         with working(f"tune, epsilon {upto(epsilon, 4)}", quiet) as progress:
-            found.append(tune(config.plan, task, epsilon=epsilon, progress=progress, **known, **kept))
+            found.append(tune(config.plan, task, epsilon=epsilon, progress=progress, **known))
     if out is not None:
         durable_files.write(out / "tuned.toml", codec.to_toml(replace(config, plan=found[0].plan)).encode())
         draw(found, out / "tune.png")
     return {"tuned": [one.entry for one in found], "out": None if out is None else str(out)}
 
 
-def read_trials(mean: float, law: str, shape: float) -> Trials:
-    """The distribution of the number of trials, as the options say."""
-    found: Trials = codec.read(Trials, {"mean": mean, "law": law, "shape": shape}, "--law")
-    return found
-
-
 def private_tuning(
-    file: Path, changes: Sequence[str], over: Sequence[str], trials: Trials, epsilons: Sequence[float], metric: str
+    file: Path, changes: Sequence[str], over: Sequence[str], law: dict[str, Any], epsilons: Sequence[float], metric: str
 ) -> PrivateTuning:
-    """What `tune --private` asks: a file and --over, or the file of a sweep."""
+    """Read what `tune --private` asks: a file and --over, or the file of a sweep, and the law of the trials' number."""
+    trials: Trials = codec.read(Trials, law, "--law")
     if len(epsilons) > 1:
         raise ConfigError("several --epsilon with --private", "one: each tuning is a release of its own")
     data = read_table(file)
@@ -101,7 +98,7 @@ def private_tuning(
 
 
 def run_private(asked: PrivateTuning, out: Path | None, as_json: bool) -> None:
-    """Run the private search, and print what it releases."""
+    """Run the private search and print what it releases."""
     if out is None:
         raise ConfigError("--private without --out", "a new folder for the run that wins", "add --out runs/best")
     found = tune_private(asked, out, (lambda line: None) if as_json else (lambda line: say(False, {}, line)))
@@ -109,7 +106,7 @@ def run_private(asked: PrivateTuning, out: Path | None, as_json: bool) -> None:
 
 
 def own_budgets(config: Config) -> tuple[Budget, ...]:
-    """What every silo spends, where they differ: as the file says, or by the noise that each has now."""
+    """Return what every silo spends, where silos differ: as the file says, or by the noise that each has now."""
     plan = config.plan
     if config.budgets or not multipliers(plan):
         return config.budgets
@@ -120,15 +117,8 @@ def own_budgets(config: Config) -> tuple[Budget, ...]:
     return tuple(each[silo] for silo in range(plan.clients.population))
 
 
-def _own(config: Config) -> float:
-    spent = headline(config.plan.cost().of("models"), config.delta, config.deltas)["epsilon"]
-    if spent is None:
-        raise ConfigError("a plan without a guarantee and no --epsilon", "a budget to tune for", "give --epsilon")
-    return float(spent)
-
-
 def draw(found: list[Tuned], path: Path) -> None:
-    """One panel per hyperparameter, one line per epsilon."""
+    """Draw one panel per hyperparameter with one line per epsilon."""
     from sordino.report.figures import Axis, Chart, Series, chart_figure, save_figure
 
     charts = []
@@ -144,12 +134,15 @@ def draw(found: list[Tuned], path: Path) -> None:
 
 
 def text(found: dict[str, Any]) -> str:
-    """The proposals, the losses they were chosen by, and what the search cost."""
+    """Return the proposals, the losses they were chosen by, and the privacy cost of the search, as text."""
     lines: list[str] = []
     for one in found["tuned"]:
-        proposal = ", ".join(f"{name} {_short(value)}" for name, value in one["proposal"].items())
+        proposal = ", ".join(f"{name} {value:.4g}" for name, value in one["proposal"].items())
         lines += [f"{_budget(one)}: {proposal}", f"  first guess: {one['rule']}"]
-        lines += [f"  loss by {name}: {_curve(name, rows)}" for name, rows in one["curves"].items()]
+        for name, rows in one["curves"].items():
+            widths = ["" if row["half_width"] is None else f" +- {row['half_width']:.2g}" for row in rows]
+            points = [f"{row[name]:.4g} -> {row['loss']:.4g}{w}" for row, w in zip(rows, widths, strict=True)]
+            lines.append(f"  loss by {name}: {', '.join(points)}")
         lines += [f"  at the edge of what was tried: {name}; values beyond may be better" for name in one["at_edge"]]
         lines.append(f"  privacy cost of the search: {one['privacy_cost']}")
     return "\n".join([*lines, *([f"written: {found['out']}/{FILES}"] if found["out"] else [])])
@@ -159,12 +152,3 @@ def _budget(one: dict[str, Any]) -> str:
     if "silos" in one:
         return "every silo's own epsilon (" + ", ".join(upto(silo["epsilon"]) for silo in one["silos"]) + ")"
     return f"epsilon {upto(one['epsilon'], 4)}, delta {upto(one['delta'])}"
-
-
-def _curve(name: str, rows: list[dict[str, Any]]) -> str:
-    widths = ["" if row["half_width"] is None else f" +- {row['half_width']:.2g}" for row in rows]
-    return ", ".join(f"{_short(row[name])} -> {_short(row['loss'])}{w}" for row, w in zip(rows, widths, strict=True))
-
-
-def _short(value: float) -> str:
-    return f"{value:.4g}"

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from sordino import codec
+from sordino.accounting.accountant import check_deltas, default_delta, silo_deltas
 from sordino.accounting.calibration import Budget
-from sordino.accounting.delta import check_deltas, default_delta, silo_deltas
 from sordino.certificate.facts import OwnCode
 from sordino.config.sections import FederationSpec, PrivacySpec, RunSpec, SiloBudget, TaskSpec, check_names
 from sordino.data import datasets

@@ -17,7 +17,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
 from sordino import codec
-from sordino.certificate.earlier_runs import EarlierRun, of_certificate
-from sordino.certificate.facts import FROZEN, Declared
+from sordino.certificate.facts import FROZEN, Declared, EarlierRun
 from sordino.errors import DataError, UserError
 
 _ROWS = 4096  # rows of a long table that are hashed, evenly spaced from one that the key chooses
@@ -183,7 +182,7 @@ def runs_of_model(model: nn.Module, records: Sequence[Tensor] = (), others: Runs
         if now is not None:
             mark = _DATA.get(now.run)
             same_data = mark is not None and bool(records) and mark.matches(records)
-            found.setdefault(now.run, now.on(same_data))
+            found.setdefault(now.run, replace(now, same_data=same_data))
     return tuple(found.values())
 
 
@@ -250,7 +249,7 @@ def _run_of_folder(folder: Path, sha256: str) -> EarlierRun | None:
         made: dict[str, Any] = json.loads((folder / "certificate.json").read_bytes())
         if made["model_sha256"] != sha256:
             return None
-        found = of_certificate(made, str(made["run"]["id"]), BESIDE)
+        found = EarlierRun.of_certificate(made, str(made["run"]["id"]), BESIDE)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, UserError):
         return None
     with suppress(OSError, ValueError, TypeError, KeyError):

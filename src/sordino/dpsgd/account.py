@@ -29,8 +29,7 @@ from sordino.accounting.events import Event
 from sordino.accounting.rounding import upto
 from sordino.certificate.build import certificate
 from sordino.certificate.certificate_file import compare_text, parse, text_of
-from sordino.certificate.earlier_runs import EarlierRun, cost_of
-from sordino.certificate.facts import Facts, Loop, run_cost
+from sordino.certificate.facts import EarlierRun, Facts, Loop, run_cost
 from sordino.data.lineage import IN_PROCESS, Runs, register_loop
 from sordino.dpsgd.settings import LoopRecord, Settings, read_record, write_record
 from sordino.errors import BudgetError, CertificateError, ConfigError, UserError, brief_repr
@@ -135,7 +134,9 @@ class Account:
         if not self.steps:
             return None
         plan, delta = self.settings.plan, self.settings.delta
-        return cost_of(run_cost(plan, Facts(delta, self.settings.noise, self.steps)), delta, self.run, IN_PROCESS)
+        return EarlierRun.of_cost(
+            run_cost(plan, Facts(delta, self.settings.noise, self.steps)), delta, self.run, IN_PROCESS
+        )
 
     def facts(self, loop: Loop) -> Facts:
         """Return the facts that a certificate needs beside the plan."""

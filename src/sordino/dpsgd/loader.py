@@ -37,7 +37,7 @@ from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, rela
 from sordino.dpsgd.own_code import RecordTransform
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import BY_CONSTRUCTION, TRUSTED, Grade
-from sordino.rng import Streams, forked_rng, global_coins, standing_at
+from sordino.rng import Streams, at_global_rng_state, forked_rng, global_rng_state
 
 TRIED = 4  # records that a collate_fn is tried on
 _FAILS = (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError)
@@ -53,14 +53,14 @@ def check_collate(loader: DataLoader[Any]) -> None:
     dataset: Any = loader.dataset
     if loader.collate_fn is default_collate or len(dataset) < 2:
         return
-    rng_state = global_coins()
+    rng_state = global_rng_state()
 
     def rows(some: list[Any]) -> list[Any]:
-        with frozen_rng(), standing_at(rng_state):
+        with frozen_rng(), at_global_rng_state(rng_state):
             batch = loader.collate_fn(copy.deepcopy(some))
         return tree_flatten(dict(batch) if hasattr(batch, "keys") else batch)[0]
 
-    with forked_rng(), standing_at(rng_state):
+    with forked_rng(), at_global_rng_state(rng_state):
         records = [dataset[i] for i in range(min(TRIED, len(dataset)))]
     try:
         together = rows(records)

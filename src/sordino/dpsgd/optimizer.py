@@ -25,7 +25,7 @@ from sordino.dpsgd.recording import Recording, clip_margin
 from sordino.dpsgd.settings import ALL, NoiseState, read_record
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import TRUSTED, Grade, weakest
-from sordino.layout import Layout, Slot
+from sordino.layout import Layout
 from sordino.parts.encoding import Noised
 from sordino.parts.releases import on_grid
 from sordino.rng import Streams
@@ -316,9 +316,6 @@ def _loop(found: str, needed: str, fix: str = "") -> PlanError:
 
 
 def _layout(named: dict[str, nn.Parameter]) -> Layout:
-    slots: list[Slot] = []
-    for name, parameter in named.items():
-        slots.append(Slot(name, parameter.shape, slots[-1].stop if slots else 0, True))
-    if not slots:
+    if not named:
         raise ConfigError("an optimizer without a trainable parameter of the model", "at least one")
-    return Layout(tuple(slots))
+    return Layout.of_shapes((name, parameter.shape, True) for name, parameter in named.items())

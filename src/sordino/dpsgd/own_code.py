@@ -50,7 +50,7 @@ from sordino.parts.losses import (
     keeps_apart,
     loss_of,
 )
-from sordino.rng import global_coins, standing_at
+from sordino.rng import at_global_rng_state, global_rng_state
 
 PerRecord = Callable[..., Tensor]  # (output, *targets) -> one value per record [b]
 NEXT = "cross_entropy of the next token"
@@ -171,7 +171,7 @@ class RecordLoss(TracedFunction):
         super().__init__(loss, own_code)
         self.loss, self.known = loss, known  # known: a loss of Sordino, which needs no graph
         self.compared = False  # with its value for a whole batch, where it has no graph
-        self.rng_state = global_coins()
+        self.rng_state = global_rng_state()
         self.slopes: list[tuple[Tensor, Tensor]] = []  # at each output: what arrived, and what is due
 
     def __call__(
@@ -245,7 +245,7 @@ class RecordLoss(TracedFunction):
 
     @torch.no_grad()
     def _value_of(self, record: tuple[Any, ...]) -> Tensor:
-        with frozen_rng(), standing_at(self.rng_state):
+        with frozen_rng(), at_global_rng_state(self.rng_state):
             return self.loss(*record).detach().clone()
 
     def _expect(self, leaf: Tensor, due: Tensor) -> None:

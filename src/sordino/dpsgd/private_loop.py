@@ -12,7 +12,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
 from sordino import codec
-from sordino.certificate.earlier_runs import cost_of
+from sordino.certificate.facts import EarlierRun
 from sordino.data import lineage
 from sordino.data.program import check_labels, refuse_layers, trial_outputs
 from sordino.dpsgd import refuse_mixing
@@ -98,7 +98,7 @@ def make_private(
     settings = Settings(plan=plan, delta=delta, noise=noise, seed=own_seed, reduction=reduction, epsilon=epsilon)
     records = lineage.tensors_of(loader.dataset)
     account = Account(settings, LedgerAccount.of(ledger, dataset, settings), lineage.runs_of_model(model, records))
-    planned = cost_of(plan.forecast, delta, account.run, lineage.IN_PROCESS)
+    planned = EarlierRun.of_cost(plan.forecast, delta, account.run, lineage.IN_PROCESS)
     lineage.attach_lineage(model, (*account.earlier, planned))  # a run that begins with these weights adds their cost
     lineage.register_loop(account.run, account.cost)
     held = {p for group in optimizer.param_groups for p in group["params"]}
@@ -167,7 +167,9 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     devices = sorted({str(p.device) for p in model.parameters()})
     if len(devices) > 1 or devices == ["meta"]:
         found = f"a model with parameters on {' and '.join(devices)}"
-        raise PlanError("engine", found, "all parameters on one device, with memory", "model.to(device) before make_private")
+        raise PlanError(
+            "engine", found, "all parameters on one device, with memory", "model.to(device) before make_private"
+        )
 
 
 def _check_labels(model: nn.Module, dataset: Any) -> None:

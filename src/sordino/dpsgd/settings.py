@@ -24,10 +24,10 @@ from torch.optim import SGD, Optimizer
 
 from sordino import codec
 from sordino.accounting import calibration
+from sordino.accounting.accountant import check_delta, default_delta, largest_delta
 from sordino.accounting.composition import Participation
-from sordino.accounting.delta import check_delta, default_delta, largest_delta
 from sordino.accounting.rounding import atleast
-from sordino.certificate.earlier_runs import EarlierRun
+from sordino.certificate.facts import EarlierRun
 from sordino.errors import ConfigError, PlanError, brief_repr
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import LaplacianSmoothing

@@ -1,4 +1,4 @@
-"""Engines: where clients run. `Engine` and `Worker` are the bases of your own, `add` registers it by name."""
+"""Engines, which run the clients of a round: bases `Engine` and `Worker`, the shipped ones, and `add` for new ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from sordino.engines.base import Collected as Collected
     from sordino.engines.base import Engine as Engine
     from sordino.engines.base import Worker as Worker
+    from sordino.engines.base import add as add
     from sordino.engines.distributed import Distributed as Distributed
     from sordino.engines.inprocess import InProcess as InProcess
-    from sordino.engines.registry import add as add
 
 __all__, __getattr__ = lazy.exports(__name__, __file__)

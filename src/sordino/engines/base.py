@@ -1,4 +1,4 @@
-"""The bases of engines: `Engine`, `Worker` and what passes between them and the loop. Called by loop.py.
+"""Bases of engines (`Engine`, `Worker`), the values that they exchange with loop.py, and engines by name.
 
 A new engine is a class with `prepare`, whose worker is a class with `collect`; everything else has a default:
 
@@ -10,34 +10,44 @@ A new engine is a class with `prepare`, whose worker is a class with `collect`; 
         def collect(self, job): return so.engines.Collected(total, received=len(job.cohort))
 
 `so.engines.InProcess().prepare(plan, task, streams)` is a worker that computes any part of a cohort by the plan's own
-local solver and encode steps. `so.engines.add("mine", Mine)` in a `--with` file, or an entry point of the group
-"sordino.engines", makes it `sordino run --engine mine` and `so.train(engine="mine")`.
+local solver and encode steps. A name makes it `sordino run --engine mine` and `so.train(engine="mine")`:
+
+    so.engines.add("mine", Mine)                       # in a script, or in a file that --with names
+    [project.entry-points."sordino.engines"]
+    mine = "my_package:Mine"                           # in an installed package
+
+`add` takes a class or a function that makes the engine. It is called with those of `device`, `threads` and `timeout`
+that it has parameters for; an option that it has none for is refused when the user sets it.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sordino import codec
 from sordino.accounting.bounds import Bound
-from sordino.errors import EngineError
+from sordino.errors import ConfigError, EngineError
 from sordino.parts.encoding import Public
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Streams
 from sordino.task import Task
+from sordino.version import local_rank
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class ClientJob:
-    """The local work of one round: every client of `cohort` starts at the public model `start`."""
+    """Local work of one round: every client of `cohort` starts at the public model `start`."""
 
     public: Public
     start: Tensor  # [d]
@@ -46,7 +56,7 @@ class ClientJob:
 
 @dataclass(frozen=True)
 class Receipt:
-    """A silo's confirmation of its ledger: how often this run has been charged to its data so far."""
+    """A silo's statement of how often this run has been charged to its data so far."""
 
     client: int
     charges: int
@@ -61,18 +71,17 @@ class Collected:
     received: int
     diagnostics: dict[str, float] = field(default_factory=dict)
     client_state: dict[str, Tensor] = field(default_factory=dict)  # all clients' states: for the checkpoint only
-    noised: bool = False  # every client has noised its own message: that noise is in the total
-    deployed: bool = False  # clients are elsewhere: only released figures of a round are computed
-    reported: Cohort | None = None  # who is in the total; None: the whole cohort
-    refused: Mapping[int, str] = field(default_factory=dict)  # who refused, and why: no message left those clients
+    noised: bool = False  # every client added noise to its own message: the total has all noise of the round
+    deployed: bool = False  # clients are on other machines: only released figures of a round are computed
+    reported: Cohort | None = None  # clients in the total; None: the whole cohort
+    refused: Mapping[int, str] = field(default_factory=dict)  # reasons of clients that sent no message
     receipts: tuple[Receipt, ...] = ()
 
     def participants(self, cohort: Cohort) -> Cohort:
-        """Who of the cohort is in the total."""
         return cohort if self.reported is None else self.reported
 
     def check(self, plan: Plan, size: int, cohort: Cohort) -> None:
-        """Refuse a sum that the cohort's messages cannot have, as far as the sum itself shows it."""
+        """Refuse a sum that the cohort's messages cannot have: other clients, another shape, a norm above the bound."""
         needed = "every client of the cohort at most once, and no other"
         who = self.participants(cohort)
         if len(np.unique(who)) != len(who) or not np.isin(who, cohort).all():
@@ -91,37 +100,37 @@ class Collected:
 
 
 class Worker(ABC):
-    """An engine made ready for one plan and one task. Only `collect` must be written."""
+    """An engine prepared for one plan and one task. Only `collect` must be written."""
 
     @abstractmethod
     def collect(self, job: ClientJob) -> Collected:
-        """The sum over the job's cohort of each client's encoded message."""
+        """Return the sum over the job's cohort of each client's encoded message."""
 
     @property
     def header(self) -> dict[str, str | int]:
-        """How the clients are computed: written beside the run's history, never on the certificate."""
+        """Description of how clients are computed: written beside the run's history, never on the certificate."""
         return {"engine": type(self).__name__.lower()}
 
     def load_client_state(self, stored: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Take back the `Collected.client_state` of a checkpoint; an engine that offers "client_state" does."""
+        """Restore the `Collected.client_state` of a checkpoint; for engines that offer "client_state"."""
 
     def evaluate(self, model: Tensor) -> dict[str, float] | None:
-        """Figures of the test records; None: the loop evaluates the task itself."""
+        """Return figures of the test records; None lets the loop evaluate the task itself."""
         return None
 
     def close(self) -> None:  # noqa: B027
-        """The run is over, or has failed: release processes and connections."""
+        """Release processes and connections; called when the run is over or has failed."""
 
 
 class Engine(ABC):
-    """Where clients run. Only `prepare` must be written.
+    """The place where clients run. Only `prepare` must be written.
 
     `offers` is what the engine can do beside a sum: "secure_sum" and "shuffler" (nobody sees a single message),
     "client_state" (clients keep a state between rounds), "preparation" (columns are scaled before round 1). A plan that
     needs more is refused before anything is computed.
     """
 
-    deployed: ClassVar[bool] = False  # clients are elsewhere and keep ledgers of their own
+    deployed: ClassVar[bool] = False  # clients are on other machines, with their own ledgers
 
     @property
     def offers(self) -> frozenset[str]:
@@ -129,7 +138,7 @@ class Engine(ABC):
 
     @abstractmethod
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> Worker:
-        """The worker of one run. `streams.at(t, purpose, client)` are its random numbers."""
+        """Return the worker of one run. `streams.at(t, purpose, client)` are its random numbers."""
 
     @property
     def leads(self) -> bool:
@@ -137,5 +146,76 @@ class Engine(ABC):
         return True
 
     def for_run(self, run: str, charges: Mapping[int, int]) -> Engine:
-        """The engine in the name of a run; `charges` are the clients' last receipts (deployed engines)."""
+        """Return the engine bound to a run id; `charges` are the clients' last receipts (deployed engines)."""
         return self
+
+
+# ---- engines by name ------------------------------------------------------------------------------------------------
+
+GROUP = "sordino.engines"
+DEFAULTS: dict[str, Any] = {"device": "cpu", "threads": 1, "timeout": 3600.0}
+Make = Callable[..., Engine]
+
+
+def _inprocess(device: str, threads: int) -> Engine:
+    from sordino.engines.inprocess import InProcess
+
+    return InProcess(device=device)
+
+
+def _distributed(device: str, threads: int, timeout: float) -> Engine:
+    from sordino.engines.distributed import Distributed
+    from sordino.engines.inprocess import InProcess
+
+    own = f"cuda:{local_rank()}" if device == "cuda" else device  # one GPU for each process
+    return Distributed(InProcess(device=own), threads, timeout)
+
+
+SHIPPED: dict[str, Make] = {"inprocess": _inprocess, "distributed": _distributed}
+_ADDED: dict[str, Make] = {}
+
+
+def add(name: str, make: Make) -> None:
+    """Register an engine under a name; refuse a name that another engine has."""
+    if name in (*SHIPPED, "flower") or _ADDED.get(name, make).__qualname__ != make.__qualname__:
+        raise ConfigError(f"a second engine {name!r}", "a name that no other engine has")
+    _ADDED[name] = make
+
+
+def engine_named(name: str, **options: Any) -> Engine:
+    """Return the engine of this name with `device`, `threads` and `timeout`; refuse a name that nobody registered."""
+    points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+    known = [*SHIPPED, *_ADDED, *(other for other in points if other not in _ADDED)]
+    if name not in known:
+        how = f'sordino.engines.add("{name}", ...) in a file that --with names, or an entry point of {GROUP}'
+        fix = f"{codec.nearest(name, [*known, 'flower'])} A new one: {how}"
+        raise ConfigError(f"--engine {name}", f"one of {', '.join([*known, 'flower'])}", fix)
+    if "threads" in options:  # one unless asked for: two that share a core are far slower
+        torch.set_num_threads(max(1, options["threads"]))
+    options = {**DEFAULTS, **options}
+    if options["threads"] < 1:
+        raise ConfigError(f"--threads {options['threads']}", "at least 1")
+    if not options["timeout"] > 0:
+        raise ConfigError(f"--timeout {options['timeout']:g}", "seconds above 0")
+    device_of(options["device"])
+    make = SHIPPED.get(name) or _ADDED.get(name) or points[name].load()
+    takes = inspect.signature(make).parameters
+    refused = next((key for key, value in options.items() if value != DEFAULTS[key] and key not in takes), None)
+    if refused is not None and name not in SHIPPED:
+        raise ConfigError(f"--{refused} with --engine {name}", "an option that this engine has", f"drop --{refused}")
+    made: Any = make(**{key: value for key, value in options.items() if key in takes})
+    if not isinstance(made, Engine):
+        found = f"--engine {name}, which makes a {type(made).__name__}"
+        raise ConfigError(found, "a subclass of sordino.engines.Engine")
+    return made
+
+
+def device_of(name: str) -> torch.device:
+    """Return the torch device of this name; refuse one that torch cannot use on this machine."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        found = f"device {name!r} ({str(error).splitlines()[0]})"
+        raise ConfigError(found, "a device that torch can use here", "leave it out for the CPU") from None
+    return device

@@ -1,20 +1,22 @@
-"""Checks of a task: record-level units, layers and gradients before round 1 (loop.py, silos), leaks in every round.
+"""Checks of a task before round 1 and in every round, and the column histograms that are released before round 1.
 
-Gradients are checked on a made-up record, which reveals nobody's data: noise moves every weight that is sent, so a
-parameter that is not part of the forward pass would look trained from outside.
+Called by loop.py, engines/inprocess.py, runs/ and silos. Gradients are checked on a synthetic record, which reveals
+nobody's data: noise moves every weight that is sent, so a parameter that is not part of the forward pass would look
+trained from outside.
 
-`LeakCheck` (engines/inprocess.py, every round) finds what stays of a client in model or loss code. `dpsgd.state_guard`
-compares what a module holds. Memory may be elsewhere: in a loss, a class, a closure, a list of the script. If it
-changes an answer, it carries one client's data into the next one's message past clip and noise. So a copy of the model
-at its first weights answers for a made-up record twice a round, before anything of the round is released.
+`LeakCheck` (every round) finds memory of a client in model or loss code. `dpsgd.state_guard` compares the state of a
+module; memory may also be in a loss, a class, a closure or a list of the script. If it changes an output, it carries
+one client's data into the next one's message past clip and noise. So a copy of the model at its first weights is
+evaluated on a synthetic record twice a round, before anything of the round is released.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,37 +24,48 @@ import torch
 from torch import Tensor, nn
 
 from sordino.accounting.bounds import Bound
-from sordino.data.clients import NamedFieldsModel
+from sordino.accounting.composition import has_curator
+from sordino.data.clients import NamedFieldsModel, Records
+from sordino.data.tables import scale_columns
 from sordino.dpsgd.batch_independence import FEW, SAME, BatchPass, IndependenceChecks, frozen_rng, relative_distance
 from sordino.dpsgd.pieces import UnrecordableError
+from sordino.engines.objectives import ManyClients, can_batch
 from sordino.errors import DataError, PlanError
 from sordino.layout import Layout, copied
 from sordino.parts.encoding import Public
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.local_solvers import LocalSolver
+from sordino.parts.mechanisms import Preparation, Values
 from sordino.parts.record_samplers import RecordSampler
-from sordino.plan import Plan
-from sordino.rng import Seeded, forked_rng, global_coins, standing_at
+from sordino.parts.releases import on_grid
+from sordino.plan import PREPARED, Plan, State
+from sordino.rng import Seeded, Streams, at_global_rng_state, forked_rng, global_rng_state
 from sordino.task import Task
 
-SILENT = 10.0  # a median gradient so many clip norms long: the clip would replace the loss without a word
+_LOG = logging.getLogger("sordino")
+SILENT = 10.0  # clip norms: where the median gradient is longer, the clip would silently replace the loss
+MACHINES = 1e-3  # relative difference of one forward pass between machines or versions of torch
+BEFORE = -1  # round number under which preparations are charged
 
 
 def check_records(plan: Plan, task: Task) -> None:
-    """Refuse data, and code, under which a client's or a record's bound, or its cost, would not be true."""
-    if plan.local.reads is None:
-        return task.check_code(plan.unit)
-    _check_sizes(plan.local.reads, task)
-    check_layers(task.model)
-    task.check_code(plan.unit)
-    _check_apart(task)
-    if isinstance(plan.bound, Bound):
-        _check_range(plan.local, plan.local.reads, task)
+    """Refuse data and code for which the bound, or the cost, of a client or a record would not be true."""
+    reads = plan.local.reads
+    if reads is not None:
+        _check_sizes(reads, task)
+        check_layers(task.model)
+    if task.knows_shapes:
+        task.program.check(plan.unit)
+    if reads is not None:
+        _check_trusted_code(task)
+        if isinstance(plan.bound, Bound):
+            _check_range(plan.local, reads, task)
 
 
 def _check_sizes(reads: RecordSampler, task: Task) -> None:
+    """Refuse silos whose numbers of records are not those that the plan declares."""
     here = task.clients.held
-    held, declared = (np.diff(task.clients.offsets)[here], np.asarray([reads.size(int(silo)) for silo in here]))
+    held, declared = np.diff(task.clients.offsets)[here], np.asarray([reads.size(int(silo)) for silo in here])
     wrong = np.flatnonzero(held != declared) if reads.fixed else np.flatnonzero(held == 0)
     if len(wrong):
         first = int(wrong[0])
@@ -67,7 +80,7 @@ def _check_sizes(reads: RecordSampler, task: Task) -> None:
 
 
 def check_layers(model: nn.Module) -> None:
-    """A layer that mixes the records of a batch, or remembers them, has no gradient per record."""
+    """Refuse layers without a gradient per record: those that mix the records of a batch, or store them in buffers."""
     for name, part in model.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             found = f"{type(part).__name__} at {name!r}, which mixes the records of a batch"
@@ -77,34 +90,30 @@ def check_layers(model: nn.Module) -> None:
         raise PlanError("records", f"a buffer {buffers[0]!r} that would be trained", "a model without float buffers")
 
 
-def _check_apart(task: Task) -> None:
-    """Code that is trusted is looked at: what it says of a record may not depend on the others; on a copy."""
+def _check_trusted_code(task: Task) -> None:
+    """Refuse trusted code whose loss of one record depends on the others, by trials on a copy of the model."""
     count = min(len(task.clients.index), FEW)
     if not task.program.trusted or count < 2:
         return
     rows = torch.from_numpy(np.asarray(task.clients.index[:count]))
     x, y = (side[rows].to(task.device) for side in (task.clients.records.x, task.clients.records.y))
     model = copy.deepcopy(task.model).train()
-    look = IndependenceChecks(
+    checks = IndependenceChecks(
         model, lambda own: lambda pair: task.losses(own(pair[0]), pair[1]), Seeded(0).at(0, "mixing")
     )
-    with suppress(UnrecordableError):  # coins that are not torch's: the engine runs it record by record
-        look.start(BatchPass(look.of(model), (x, y), count))
+    with suppress(UnrecordableError):  # random numbers that are not torch's: the engine runs it record by record
+        checks.start(BatchPass(checks.of(model), (x, y), count))
 
 
 def _check_range(local: LocalSolver, reads: RecordSampler, task: Task) -> None:
-    """Refuse public targets so far off that the clip makes all gradients alike."""
-    from sordino.engines.objectives import ManyClients
-    from sordino.engines.paths import can_batch
-
+    """Refuse public targets so large that the clip makes all gradients alike."""
     if task.test is None or not task.test.y.is_floating_point() or not can_batch(task):
         return
     x, y = task.test.x[:64], task.test.y[:64]
-    start, clip_norm = task.layout.flatten(task.model), Public(t=0)
-    many = ManyClients(task)
-    each = Batch(x[:, None], y[:, None])  # every record a client of its own
+    many, start = ManyClients(task), task.layout.flatten(task.model)
+    each = Batch(x[:, None], y[:, None])  # one record per client
     norms = many.clipped(many.place(start, len(x)), each, Ball()).norm(dim=1)
-    median, reach = float(norms.median()), local.unit(clip_norm) * reads.count
+    median, reach = float(norms.median()), local.unit(Public(t=0)) * reads.count
     if median > SILENT * reach:
         spread = float(torch.quantile(y.float(), 0.95) - torch.quantile(y.float(), 0.05))
         long = f"the median gradient is {median / reach:.0f} clip norms long"
@@ -113,17 +122,16 @@ def _check_range(local: LocalSolver, reads: RecordSampler, task: Task) -> None:
         raise DataError(f"public targets that spread over {spread:.3g}: {long}", needed, fix)
 
 
-_LOG = logging.getLogger("sordino")
-_FIX = "check the names of the adapters' target modules, and that nothing on the way is detached or under no_grad"
-
-
 def check_gradients(task: Task) -> None:
-    """Refuse a partly frozen model whose loss depends on nothing that is trained; say which tensors it leaves out."""
+    """Refuse a partly frozen model whose loss depends on no trained tensor; warn where it depends on some only."""
     fixed = any(not parameter.requires_grad for parameter in task.model.parameters())
     lost, count = _unreached(task) if fixed or isinstance(task.model, NamedFieldsModel) else ([], 1)
     if len(lost) == count:
         found = f"a model whose loss depends on none of its {count} tensors with requires_grad (first: {lost[0]!r})"
-        raise DataError(found, "trained parameters that are part of the forward pass", _FIX)
+        fix = (
+            "check the names of the adapters' target modules, and that nothing on the way is detached or under no_grad"
+        )
+        raise DataError(found, "trained parameters that are part of the forward pass", fix)
     if lost:
         _LOG.warning(
             "The loss depends on %d of %d trained tensors only; the others (first: %s) would get noise and nothing "
@@ -132,7 +140,7 @@ def check_gradients(task: Task) -> None:
 
 
 def _unreached(task: Task) -> tuple[list[str], int]:
-    """Names of the trained tensors that the loss of a made-up record does not depend on, and how many are trained."""
+    """Names of trained tensors that the loss of a synthetic record does not depend on, and the number of all."""
     model = copied(task.model).eval()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     sides = (task.clients.records.x, task.clients.records.y)
@@ -141,66 +149,60 @@ def _unreached(task: Task) -> tuple[list[str], int]:
         with torch.enable_grad(), forked_rng():
             total: Any = task.losses(model(x), y * 0).sum()
     except (RuntimeError, ValueError, IndexError, TypeError):
-        return [], len(named)  # it cannot be asked with made-up records
+        return [], len(named)  # the model cannot run on synthetic records
     if not total.requires_grad:
         return list(named), len(named)
     slopes = torch.autograd.grad(total, list(named.values()), allow_unused=True)
     return [name for name, slope in zip(named, slopes, strict=True) if slope is None], len(named)
 
 
-MACHINES = 1e-3  # relative: the same pass on another machine, or with another version of torch
-
-
-_STATELESS = (
-    "keep what is counted, averaged or scheduled out of model and loss (a graph stays as it was captured), and take "
-    "random numbers from torch"
-)
+# ---- leaks from one client to the next ------------------------------------------------------------------------------
 
 
 class LeakCheck:
-    """Model and loss of a task as they were before the first client."""
+    """Copy of a task's model and loss, made before the first client, whose outputs may not change in a run."""
 
     def __init__(self, task: Task) -> None:
         own = copied(task.model, [p for p in task.model.parameters() if not p.requires_grad])  # shares what is frozen
-        self.model, self.losses, self.coins = own.train(), task.losses, global_coins()
+        self.model, self.losses, self.rng_state = own.train(), task.losses, global_rng_state()
         self.trusted = task.program.trusted
-        self.buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]  # they begin anew for every client
+        self.buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]  # restored for every client
         x, y = task.clients.records.x, task.clients.records.y
-        self.x = torch.ones((2, *x.shape[1:]), dtype=x.dtype, device=task.device)  # nobody's records
+        self.x = torch.ones((2, *x.shape[1:]), dtype=x.dtype, device=task.device)  # synthetic records
         self.y = torch.zeros((2, *y.shape[1:]), dtype=y.dtype, device=task.device)
-        self.said: list[Tensor] = []
-
-    def at(self, vector: Tensor) -> list[Tensor]:
-        """What is said with these weights."""
-        Layout.of(self.model).load(self.model, vector)
-        return self._answer()
+        self.reference: list[Tensor] = []
 
     def before(self) -> None:
-        """Before the clients of a round. A schedule may have changed trusted code; a graph is as it was captured."""
-        if self.trusted or not self.said:
-            self.said = self._answer()
+        """Run before the clients of a round. A schedule may have changed trusted code; a graph must be as captured."""
+        if self.trusted or not self.reference:
+            self.reference = self.outputs()
         else:
             self._check()
 
     def after(self) -> None:
-        """After them: what trusted code says may not have changed."""
+        """Run after the clients of a round: the outputs of trusted code may not have changed."""
         if self.trusted:
             self._check()
 
     def _check(self) -> None:
-        """Refuse an answer that is not what it was; a graph goes on where the code it was captured of fails."""
-        now = self._answer()
-        if self.said and (now or self.trusted) and not relative_distance(self.said, now) <= SAME:
-            found = "a model or a loss that says something else of a made-up record than before"
-            needed = "one that remembers nothing of the records it saw: the next client would be told, without noise"
-            raise PlanError("state", found, needed, _STATELESS)
+        """Refuse changed outputs; where code fails now but its captured graph still runs, nothing is refused."""
+        now = self.outputs()
+        if self.reference and (now or self.trusted) and not relative_distance(self.reference, now) <= SAME:
+            found = "a model or a loss whose output for a synthetic record has changed since the first round"
+            needed = (
+                "code that remembers nothing of its records, else they are in the next client's message without noise"
+            )
+            fix = (
+                "keep what is counted, averaged or scheduled out of model and loss (a graph stays as it was captured), "
+            )
+            raise PlanError("state", found, needed, f"{fix}and take random numbers from torch")
 
-    def _answer(self) -> list[Tensor]:
-        """Scores and loss of the made-up records; nothing where it cannot be asked, or cannot be asked any more."""
+    def outputs(self) -> list[Tensor]:
+        """Scores and loss of the synthetic records; empty where the model cannot run on them."""
         for buffer, first in self.buffers:
             buffer.data.copy_(first)
         try:
-            with frozen_rng(), standing_at(self.coins), torch.no_grad():
+            with frozen_rng(), at_global_rng_state(self.rng_state), torch.no_grad():
                 scores = self.model(self.x)
                 return [scores.clone(), self.losses(scores, self.y).clone()]
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
@@ -208,16 +210,86 @@ class LeakCheck:
 
 
 def model_answers(task: Task) -> tuple[float, ...]:
-    """What module and loss say of made-up records at public weights: by it those of a script are known again."""
-    said = LeakCheck(task).at(torch.linspace(-0.1, 0.1, task.layout.size, device=task.device))
-    return tuple(value for part in said for value in part.double().flatten()[:16].tolist())
+    """Fingerprint of module and loss: their outputs for synthetic records at fixed public weights."""
+    check = LeakCheck(task)
+    task.layout.load(check.model, torch.linspace(-0.1, 0.1, task.layout.size, device=task.device))
+    return tuple(value for part in check.outputs() for value in part.double().flatten()[:16].tolist())
 
 
 def same_answers(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether it is what was said before, on whatever machine; who said nothing then is not asked now."""
+    """Whether two fingerprints agree up to the rounding of machines; an empty first one agrees with any."""
     return not one or relative_distance([torch.tensor(one)], [torch.tensor(other)]) <= MACHINES
 
 
-def leak_check_of(task: Task) -> LeakCheck | None:
-    """None where there is nobody to ask: torch's layers and Sordino's losses are no code of the user's own."""
-    return None if task.program.plain and task.program.plain_loss else LeakCheck(task)
+# ---- column histograms ----------------------------------------------------------------------------------------------
+# charge  ->  each message + noise (or their sum + noise, with a trusted curator)  ->  State.public_state  ->  records
+
+
+def check_prepared(plan: Plan, task: Task) -> None:
+    """Refuse a task that waits for other column histograms than the plan's cost includes."""
+    asked = {one.release.column: one.release for one in task.waiting}
+    accounted = {part.column: part for part in plan.prepare}
+    if asked == accounted:
+        return
+    wrong = sorted(name for name in {*asked, *accounted} if asked.get(name) != accounted.get(name))[0]
+    found = f"column {wrong!r}, whose histogram " + (
+        "is not in the plan's cost" if wrong not in accounted else "the task does not wait for, or in another form"
+    )
+    raise DataError(found, "the same preparations in plan and task", "let the file that names the data make both")
+
+
+def prepare_columns(
+    plan: Plan, task: Task, streams: Streams, charge: Callable[[int, None], None], state: State
+) -> tuple[Task, State]:
+    """Scale the task's columns by the histograms in the state; where there are none, charge and release them first."""
+    if not plan.prepare:
+        return task, state
+    if not released_histograms(state):
+        charge(BEFORE, None)
+        found, clients, x = {}, task.clients, task.clients.records.x
+        for part in plan.prepare:
+            place = next(one.place for one in task.waiting if one.release.column == part.column)
+            column = x[:, place].double().numpy()
+            held = (column[clients.rows(k)] for k in range(clients.population))
+            found[f"{PREPARED}{part.column}"] = noised_histogram(plan, part, held, streams)
+        state = replace(state, public_state=state.public_state | found)
+    return scaled(task, released_histograms(state)), state
+
+
+def released_histograms(state: State) -> dict[str, Values]:
+    """Noised histograms in a state, by column."""
+    kept = {name.removeprefix(PREPARED): held for name, held in state.public_state.items() if name.startswith(PREPARED)}
+    return {name: held.double().numpy() for name, held in kept.items()}
+
+
+def noised_histogram(plan: Plan, part: Preparation, held: Iterable[Values], streams: Streams) -> Tensor:
+    """Return the noised sum of all clients' messages: each is noised, or with a trusted curator the sum, once."""
+    noise, trusted = part.noise(plan.forecast.lines[0].relation), has_curator(plan.unit, plan.release)
+
+    def noised(message: Values, client: int) -> Tensor:
+        rng = streams.at(0, f"prepare {part.column}", client)
+        sum_of_both = torch.from_numpy(message + noise.sample(len(message), rng))
+        return on_grid(sum_of_both, noise.std) if streams.mode == "secure" else sum_of_both
+
+    total: Any = 0.0
+    for client, shares in enumerate(held):
+        message = part.message(shares, plan.unit)
+        total = total + (message if trusted else noised(message, client))
+    return noised(np.asarray(total), -1) if trusted else torch.as_tensor(total)
+
+
+def scaled(task: Task, found: Mapping[str, Values]) -> Task:
+    """Return the task with columns of clients' and test records scaled by released histograms."""
+
+    def scale(records: Records) -> Records:
+        return replace(records, x=torch.from_numpy(scale_columns(records.x.numpy(), task.waiting, found)))
+
+    clients = replace(task.clients, records=scale(task.clients.records))
+    return replace(task, clients=clients, test=None if task.test is None else scale(task.test), waiting=())
+
+
+def column_scales(task: Task, state: State) -> dict[str, Any]:
+    """Values read off the released histogram of every column, in its own unit, with which new rows are prepared."""
+    found = released_histograms(state)
+    totals = {one.release.column: (one, found[one.release.column]) for one in task.waiting}
+    return {name: {**one.read(total), "noised_histogram": total.tolist()} for name, (one, total) in totals.items()}

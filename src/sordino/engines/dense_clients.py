@@ -1,54 +1,64 @@
-"""Chains of dense layers, a chunk of clients at once, with the gradient written out: no autograd, no copies."""
+"""Objectives with a written-out gradient, a chunk of clients at once: chains of dense layers, and linear models.
+
+Chosen by the table in engines/objectives.py. They use no autograd and no copies of the module.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sordino import kernels
 from sordino.accounting.bounds import Norm
+from sordino.data.clients import Records
+from sordino.engines.batches import Batches
+from sordino.errors import DataError
 from sordino.layout import Layout
 from sordino.parts.clipping import FEW, Cast, factors, lengths, pull, summed
 from sordino.parts.gradients import Ball, Batch
+from sordino.parts.losses import CODES
 from sordino.task import Task
 
-SMALL = 1024  # weights of a layer
-SLOPES: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {  # h'(z) as a function of a = h(z)
-    nn.ReLU: lambda a: (a > 0).to(a.dtype),
-    nn.Tanh: lambda a: 1 - a.square(),
-    nn.Sigmoid: lambda a: a - a.square(),
+SMALL = 1024  # weights of a layer, below which a product is written to a buffer and copied
+Map = Callable[[Tensor], Tensor]
+ACTIVATIONS: dict[type[nn.Module], tuple[Map, Map]] = {  # a = h(z) in place, and h'(z) as a function of a
+    nn.ReLU: (torch.relu_, lambda a: (a > 0).to(a.dtype)),
+    nn.Tanh: (torch.tanh_, lambda a: 1 - a.square()),
+    nn.Sigmoid: (torch.sigmoid_, lambda a: a - a.square()),
 }
-CURVES: dict[type[nn.Module], Callable[[Tensor], Tensor]]
-CURVES = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoid_}
 Layer = tuple[Tensor, Tensor | None]  # weights [m, o, i] and biases [m, 1, o] of m clients
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One layer in the flat row: where its weight and bias lie, and the curve behind it (None: the scores)."""
+    """Linear layer of a chain: positions of weight and bias in the flat row, and the activation that follows."""
 
     outputs: int
     inputs: int
     weight: int
     bias: int | None
-    curve: type[nn.Module] | None
+    activation: type[nn.Module] | None  # None after the last layer
 
     def of(self, rows: Tensor) -> Layer:
-        """Its weights and biases in rows [m, d]: views."""
+        """Views of the layer's weights and biases in rows [m, d]."""
         weight = rows[:, self.weight : self.weight + self.outputs * self.inputs].view(-1, self.outputs, self.inputs)
         return weight, None if self.bias is None else rows[:, None, self.bias : self.bias + self.outputs]
 
     def sizes(self, a: Tensor, norm: Norm) -> Tensor:
-        """||(a, 1)|| of what the layer reads; ||a|| where it has no bias."""
+        """Return ||(a, 1)|| of the layer's inputs a [..., i]; ||a|| for a layer without bias."""
         sizes = lengths(a, norm)
         return sizes if self.bias is None else (sizes.square() + 1).sqrt() if norm == 2 else sizes + 1
 
 
 class Copies:
-    """Rows in the layout's order: every client's row [d] begins as a copy of the start. A base of objectives."""
+    """Base of objectives whose rows [m, d] are in the layout's order and start as copies of the model."""
 
     layout: Layout
 
@@ -57,7 +67,6 @@ class Copies:
         return self.layout.trainable
 
     def place(self, start: Tensor, clients: int) -> Tensor:
-        """Rows [m, d], each a copy of `start`."""
         return start.repeat(clients, 1)
 
     def inward(self, start: Tensor) -> Tensor:
@@ -67,7 +76,7 @@ class Copies:
         return rows
 
     def untouched(self) -> None:
-        """The gradient is written out: no module runs, and none keeps anything."""
+        """Check nothing: no module runs, so none can keep a client's data."""
 
 
 class DenseClients(Copies):
@@ -75,13 +84,16 @@ class DenseClients(Copies):
 
     a_0 = x;  z_l = a_(l-1) W_l^T + c_l;  a_l = h(z_l);      r_L = d loss / d z_L;  r_(l-1) = (r_l W_l) * h'(z_(l-1))
     dW_l = r_l^T a_(l-1) / n,  dc_l = sum r_l / n
-    In every layer one record's gradient is the outer product of r_l and (a_(l-1), 1): its norm is never formed from it.
+    In every layer one record's gradient is the outer product of r_l and (a_(l-1), 1), so its norm is the product of
+    their norms, and per-record gradients are never formed.
     """
 
     def __init__(self, task: Task) -> None:
-        self.layout, self.stages = task.layout, stages(task)
-        self.slope = task.program.losses.slope
-        self.slopes = torch.empty(0)
+        self.layout, self.stages, self.loss = task.layout, dense_stages(task), task.program.losses
+        self.slope, self.slopes = self.loss.slope, torch.empty(0)
+        x, device = task.clients.records.x, task.device  # compiled loops read float32 records where they are
+        single = x.dtype == torch.float32 and x.device.type == device.type == "cpu" and x.is_contiguous()
+        self.kernel = kernels.AVAILABLE and len(self.stages) == 1 and type(self.loss) in CODES and single
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """Gradients [m, d] of each client's mean loss, written into one buffer that the next call overwrites."""
@@ -91,7 +103,7 @@ class DenseClients(Copies):
         return self._written(w, inputs, self._residuals(layers, inputs, last))
 
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
-        """w <- (1 - lr decay) w - lr gradient, batch after batch: the product that makes the gradient adds it too."""
+        """Run w <- (1 - lr decay) w - lr gradient over the batches; matrix products add the gradients directly."""
         rows = self.place(start, clients)
         layers = [(w.clone(), c if c is None else c.clone()) for w, c in (stage.of(rows) for stage in self.stages)]
         for batch in batches:
@@ -113,7 +125,7 @@ class DenseClients(Copies):
         return rows
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
-        """Sums [m, d] of every record's gradient, each pulled into the ball; masked and non-finite ones are zero."""
+        """Sums [m, d] of every record's gradient, each clipped to the ball; masked and non-finite ones are zero."""
         layers = [stage.of(w) for stage in self.stages]
         inputs, scores = self._forward(layers, batch)
         residuals = self._residuals(layers, inputs, self.slopes_at(scores, batch.y, inputs[-1], ball))
@@ -135,25 +147,33 @@ class DenseClients(Copies):
         return sums
 
     def slopes_at(self, scores: Tensor, y: Tensor, x: Tensor, ball: Ball) -> Tensor:
-        """d loss / d scores."""
-        return self.slope(scores, y)
+        """Return d loss / d scores; of the loss' Moreau envelope where the ball names one (linear models only)."""
+        if ball.envelope is None:
+            return self.slope(scores, y)
+        squares = self.stages[0].sizes(x, 2).square()[..., None]
+        return self.loss.envelope(scores, y, ball.envelope.beta / squares)
 
     def _forward(self, layers: list[Layer], batch: Batch) -> tuple[list[Tensor], Tensor]:
-        """What every layer reads, a_0 to a_(L-1), and the scores."""
+        """Return every layer's input, a_0 to a_(L-1), and the scores."""
         a, inputs = batch.x.reshape(*batch.x.shape[:2], -1), []
         for stage, (weight, bias) in zip(self.stages, layers, strict=True):
             inputs.append(a)
-            z = _scores(a, weight, bias)
-            a = z if stage.curve is None else CURVES[stage.curve](z)
+            if stage.outputs == 1:  # a product with one column is slower than its definition
+                z = (a * weight).sum(2, keepdim=True)
+                z = z if bias is None else z.add_(bias)
+            else:
+                turned = weight.transpose(1, 2)
+                z = torch.bmm(a, turned) if bias is None else torch.baddbmm(bias, a, turned)
+            a = z if stage.activation is None else ACTIVATIONS[stage.activation][0](z)
         return inputs, a
 
     def _residuals(self, layers: list[Layer], inputs: list[Tensor], last: Tensor) -> list[Tensor]:
-        """r_1 to r_L."""
+        """Return r_1 to r_L."""
         found = [last]
         for i in range(len(layers) - 1, 0, -1):
-            curve = self.stages[i - 1].curve
-            assert curve is not None
-            found.append(torch.bmm(found[-1], layers[i][0]).mul_(SLOPES[curve](inputs[i])))
+            activation = self.stages[i - 1].activation
+            assert activation is not None
+            found.append(torch.bmm(found[-1], layers[i][0]).mul_(ACTIVATIONS[activation][1](inputs[i])))
         return found[::-1]
 
     def _written(self, w: Tensor, inputs: list[Tensor], residuals: list[Tensor]) -> Tensor:
@@ -170,17 +190,45 @@ class DenseClients(Copies):
         return self.slopes
 
 
-def _scores(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """a W^T + c."""
-    if weight.shape[1] == 1:  # a product with one column is slower than its definition
-        scores = (a * weight).sum(2, keepdim=True)
-        return scores if bias is None else scores.add_(bias)
-    turned = weight.transpose(1, 2)
-    return torch.bmm(a, turned) if bias is None else torch.baddbmm(bias, a, turned)
+class LinearClients(DenseClients):
+    """A chain of one layer, with compiled loops where numba is installed, and with Moreau envelopes.
+
+    z = x W^T + c;  r = d loss / d z, e.g. softmax(z) - onehot(y);   dW = r^T x / n,  dc = sum r / n
+    """
+
+    def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
+        """Run the same steps in compiled loops, one client after the other, where those can read the records."""
+        if not (self.kernel and isinstance(batches, Batches)):
+            return super().descend(start, batches, clients, lr, decay)
+        from sordino.kernels import linear as kernel
+
+        stage, rows = self.stages[0], self.place(start, clients)
+        edge = stage.outputs * stage.inputs
+        weight, bias = rows[:, :edge].contiguous().view(clients, stage.outputs, -1), rows[:, edge:].contiguous()
+        x, y = self.table(batches.records, batches.rows[batches.real])
+        read, pace = np.where(batches.real, batches.rows, -1), (np.float32(lr), np.float32(decay))
+        biased = stage.bias is not None
+        offset = bias if biased else weight.new_zeros(weight.shape[:2])
+        kernel.descend(x, y, read, weight.numpy(), offset.numpy(), biased, pace, self.code)
+        return torch.cat([weight.flatten(1), bias], 1)
+
+    def table(self, records: Records, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[Any]]:
+        """Arrays of all records and targets; labels of `rows` that have no score are refused before loops read them."""
+        x, y = records.x.view(len(records), -1), records.y.reshape(len(records), -1).numpy()
+        labels, classes = y[rows], self.stages[0].outputs
+        if self.loss.targets == "class" and labels.size and not 0 <= labels.min() <= labels.max() < classes:
+            found = f"labels from {labels.min()} to {labels.max()} and a model of {classes} classes"
+            raise DataError(found, f"labels from 0 to {classes - 1}", "give the model one output per class")
+        return x.numpy(), y
+
+    @property
+    def code(self) -> tuple[int, np.float32]:
+        """Number of the loss in kernels/linear.py, and tau of a quantile loss."""
+        return CODES[type(self.loss)], np.float32(getattr(self.loss, "tau", 0))
 
 
 def sum_of_outer(residual: Tensor, x: Tensor) -> Tensor:
-    """sum_j r_j x_j^T of records [m, b, ...]; of many in float64."""
+    """Return sum_j r_j x_j^T of records [m, b, ...]; sums of many records are taken in float64."""
 
     def product(some: slice, cast: Cast, out: Tensor | None) -> Tensor:
         return torch.bmm(cast(residual[:, some].transpose(1, 2)), cast(x[:, some]), out=out)
@@ -189,7 +237,7 @@ def sum_of_outer(residual: Tensor, x: Tensor) -> Tensor:
 
 
 def mean_shares(residual: Tensor, batch: Batch) -> Tensor:
-    """Each record's share of its client's mean, in place."""
+    """Divide residuals in place by the number of their client's records; masked records get zero."""
     if batch.mask is None:
         return residual.mul_(1 / residual.shape[1])
     count = batch.mask.sum(1, keepdim=True).clamp(min=1)
@@ -197,26 +245,25 @@ def mean_shares(residual: Tensor, batch: Batch) -> Tensor:
 
 
 def finite(x: Tensor, sizes: Tensor) -> Tensor:
-    """x, with zeros for records that are not finite: they have no weight, and must not spoil those of others."""
+    """Copy of `x` with zeros in place of records whose size is NaN or infinite: their clip factor is zero."""
     real = sizes.isfinite()
     return x if bool(real.all()) else torch.where(real[..., None], x, torch.zeros_like(x))
 
 
-def stages(task: Task) -> list[Stage]:
-    """The layers of a chain, in order; empty for any other model."""
+def dense_stages(task: Task) -> list[Stage]:
+    """Layers of a model that is a chain of Linear layers, all trained, with activations between; else an empty list."""
     whole = task.program.chain
     parts = [part for part in whole if type(part) is not nn.Flatten]
     layers, curves = parts[::2], parts[1::2]
-    plain = all(type(part) is nn.Linear for part in layers) and all(type(part) in CURVES for part in curves)
+    plain = all(type(part) is nn.Linear for part in layers) and all(type(part) in ACTIVATIONS for part in curves)
     once = len(set(layers)) == len(layers) == len(curves) + 1
     trained = all(parameter.requires_grad for parameter in task.model.parameters())
     if not (plain and once and trained) or any(type(part) is nn.Flatten for part in whole[1:]):
         return []
     names = {part: name for name, part in task.model.named_modules()}
     starts = {slot.name: slot.start for slot in task.layout.slots}
-    kinds = [*(type(curve) for curve in curves), None]
     found = []
-    for layer, kind in zip(layers, kinds, strict=True):
+    for layer, kind in zip(layers, [*(type(curve) for curve in curves), None], strict=True):
         assert isinstance(layer, nn.Linear)
         dot = f"{names[layer]}." if names[layer] else ""  # the model itself may be the layer
         bias = starts[f"{dot}bias"] if layer.bias is not None else None
@@ -224,18 +271,13 @@ def stages(task: Task) -> list[Stage]:
     return found
 
 
-def can_chain(task: Task) -> bool:
-    """Whether this task is a chain of two or more dense layers under a loss whose gradient is written here."""
-    found = stages(task)
-    if len(found) < 2:
+def has_written_gradient(task: Task, single: bool) -> bool:
+    """Whether the model is one Linear layer (`single`), or a longer chain, that fits the records and a known loss."""
+    found = dense_stages(task)
+    if not found or (len(found) == 1) != single:
         return False
-    flat = task.clients.records.x[:1].flatten(1).shape[1] == found[0].inputs
+    (x, y), loss = (task.clients.records.x, task.clients.records.y), task.program.losses
     joined = all(a.outputs == b.inputs for a, b in pairwise(found))
-    return flat and joined and known_targets(task, found[-1].outputs)
-
-
-def known_targets(task: Task, outputs: int) -> bool:
-    """Whether the slope of the task's loss is written, and its targets fit this many scores."""
-    y, loss = task.clients.records.y, task.program.losses
-    fits = not y.is_floating_point() and y.dim() == 1 if loss.targets == "class" else y[:1].numel() == outputs
-    return loss.has_slope and fits
+    labels = not y.is_floating_point() and y.dim() == 1
+    fits = labels if loss.targets == "class" else y[:1].numel() == found[-1].outputs
+    return joined and x[:1].flatten(1).shape[1] == found[0].inputs and loss.has_slope and fits

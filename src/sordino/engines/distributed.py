@@ -1,37 +1,52 @@
-"""Many processes or machines: every rank runs its share of the cohort, one sum per round brings them together.
+"""The distributed engine: every rank runs its share of the cohort, and one sum per round adds them up.
 
     order (cohort), start  --broadcast-->  rank r: sum of its clients' messages  --reduce-->  rank 0: total
 
-Rank 0 alone draws the cohort and the noise of a release, charges, steps and writes. The other ranks draw only what a
-client draws for itself: its batches, its dropout, and the noise of a solver that is private already.
+Built on torch.distributed; called by engines/base.py. Rank 0 alone draws the cohort and the noise of a release,
+charges, steps and writes. The other ranks draw only a client's own random numbers: its batches, its dropout, and the
+noise of a solver that is private already.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
-from contextlib import suppress
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import cache
+from heapq import heapreplace
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from sordino.data.clients import Records
 from sordino.data.metrics import figures
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
-from sordino.engines.batches import equal_shares, records_read
-from sordino.engines.client_state import of_updates
-from sordino.engines.group import Group, join, own_rank
-from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.engines.jobs import END, Limits, Order
-from sordino.errors import DataError, RankError
+from sordino.engines.inprocess import InProcess, InProcessWorker, update_figures
+from sordino.engines.messages import END, Limits, Order
+from sordino.errors import DataError, EngineError, RankError, SordinoError
 from sordino.plan import Plan
 from sordino.rng import Streams
 from sordino.task import Task, sums_of
+from sordino.version import RANK, RENDEZVOUS
+
+STORE_SECONDS = 20.0  # within which a store that listens answers, however busy the machine
 
 
 class Served(SystemExit):
-    """How a rank other than 0 leaves the engine when the run is over: the process ends, with code 0, unless caught."""
+    """Exit of a rank other than 0 when the run is over: the process ends with code 0, unless caught."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -39,13 +54,13 @@ class Served(SystemExit):
 
 @dataclass(frozen=True)
 class Distributed(Engine):
-    """Every rank runs its share of each cohort the way `InProcess` would.
+    """Engine in which every rank runs its share of each cohort the way `InProcess` would.
 
     For use in a process that torchrun or `sordino run --workers` started. Rank 0 goes through the whole run; in the
     others `prepare` serves it and then ends the process (`Served`), so what follows in a script happens once.
     Guarantee: with one seed the result is that of `InProcess` up to the rounding of a sum (1e-5), for any number of
-    ranks, because every coin is keyed by (round, purpose, client); and the certificate is the same, because what is
-    drawn, charged and released is.
+    ranks, because every random stream is keyed by (round, purpose, client); and the certificate is the same, because
+    draws, charges and releases are.
     It stands in for a secure sum and a shuffler as `InProcess` does: all ranks are one operator's simulation, in which
     nobody looks at a single message. A rank's partial sum is no more protected than the records it was computed from.
     """
@@ -56,18 +71,17 @@ class Distributed(Engine):
 
     @property
     def offers(self) -> frozenset[str]:
-        return self.each.offers - {"client_state", "preparation"}  # a client is on another rank in another round
+        return self.each.offers - {"client_state", "preparation"}  # a client may be on another rank in another round
 
     @property
     def leads(self) -> bool:
-        """Whether this process is rank 0."""
         return own_rank() == 0
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> Rank:
-        """Meet the others; on rank 0 the worker of the run, elsewhere never returns."""
+        """Join the other ranks; return the run's worker on rank 0, and never return on the others."""
         torch.set_num_threads(self.threads)
         group = join(task.device, self.timeout)
-        group.compare(_print(plan, task, streams))
+        group.compare(_fingerprint(plan, task, streams))
         rank = Rank(group, self.each.prepare(plan, task, streams), task)
         if group.rank != 0:
             rank.serve()
@@ -75,25 +89,38 @@ class Distributed(Engine):
         return rank
 
 
-def _print(plan: Plan, task: Task, streams: Streams) -> str:
-    """What must be the same on every rank: plan, who holds what, the model, a sample of the records, the seed."""
+def _fingerprint(plan: Plan, task: Task, streams: Streams) -> bytes:
+    """SHA-256 of all that must agree on every rank: plan, clients' rows, model, a sample of the records, seed."""
     clients, found = task.clients, hashlib.sha256(f"{plan.hash} {streams.mode}".encode())
     found.update(str(getattr(streams, "seed", "")).encode())
     x, y = clients.records.x, clients.records.y
     tensors = [x[:: len(x) // 1024 + 1], y[:: len(y) // 1024 + 1], *task.model.state_dict().values()]
-    tables = [clients.offsets, clients.index, *(tensor.detach().cpu().numpy() for tensor in tensors)]
-    for table in tables:
+    for table in (clients.offsets, clients.index, *(tensor.detach().cpu().numpy() for tensor in tensors)):
         found.update(np.ascontiguousarray(table).tobytes())
-    return found.hexdigest()
+    return found.digest()
+
+
+def equal_shares(loads: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
+    """Positions in a cohort by rank: the largest load first, each to the rank with the least load so far.
+
+    Within 4/3 of the best cut (Graham 1969). Ties go to the earlier client and the lower rank, so all ranks agree.
+    """
+    owner, busy = np.empty(len(loads), dtype=np.int64), [(0, rank) for rank in range(ranks)]
+    for place in np.argsort(-loads, kind="stable"):
+        load, rank = busy[0]
+        heapreplace(busy, (load + int(loads[place]), rank))
+        owner[place] = rank
+    return [np.flatnonzero(owner == rank) for rank in range(ranks)]
 
 
 class Rank(Worker):
     """One rank's part of a run; on rank 0 it is the run's worker, and leads the others."""
 
     def __init__(self, group: Group, worker: InProcessWorker, task: Task) -> None:
-        self.group, self.worker, self.task = group, worker, task  # the worker's own task may lie on another device
-        self.costs = records_read(worker.plan.local, np.diff(task.clients.offsets))
-        self.idle = True  # between two orders: the others wait for the next one
+        self.group, self.worker, self.task = group, worker, task  # the worker's own task may be on another device
+        sizes, read = np.diff(task.clients.offsets), worker.plan.local.records_read
+        self.costs = np.asarray([1 + read(int(size)) for size in sizes], dtype=np.int64)  # public sizes
+        self.idle = True  # between two orders: the other ranks wait for the next one
 
     @property
     def header(self) -> dict[str, str | int]:
@@ -103,29 +130,28 @@ class Rank(Worker):
     # ---- rank 0 -----------------------------------------------------------------------------------------------------
 
     def collect(self, job: ClientJob) -> Collected:
-        """The whole cohort's sum: tell, run the own share, add."""
-        total, rest = self._led(Order(job.public, job.cohort), job.start)
+        total, rest = self._lead(Order(job.public, job.cohort), job.start)
         norms = [rest[1:]] if len(job.cohort) else []
-        figures = of_updates(norms, job.public.clip_norm)
-        return Collected(total, int(rest[0]), figures, noised=self.worker.own_noise)
+        diagnostics = update_figures(norms, job.public.clip_norm)
+        return Collected(total, int(rest[0]), diagnostics, noised=self.worker.own_noise)
 
     def evaluate(self, model: Tensor) -> dict[str, float]:
-        """What `Task.evaluate` finds, each rank on its part of the test records; metrics need all of them, here."""
+        """Evaluate each rank's part of the test records; a task with metrics, which need all outputs, on rank 0."""
         if self.task.test is None:
             return {}
         if self.task.metrics:
             return self.task.evaluate(model)
-        return figures(self._led(Order(), model)[0].cpu())
+        return figures(self._lead(Order(), model)[0].cpu())
 
     def close(self) -> None:
-        """The run is over. After a failure nothing is said: the others notice that this process is gone."""
+        """End the other ranks. After a failure nothing is sent: they notice that this process is gone."""
         if self.idle:
-            with suppress(RankError):  # whoever is gone is not needed any more
-                self.group.tell(END)
+            with suppress(RankError):  # a rank that is gone is not needed any more
+                self.group.send(END)
 
-    def _led(self, order: Order, vector: Tensor) -> tuple[Tensor, Tensor]:
+    def _lead(self, order: Order, vector: Tensor) -> tuple[Tensor, Tensor]:
         self.idle = False
-        self.group.tell(order.written())
+        self.group.send(order.to_bytes())
         done = self._do(order, self.group.share(vector))
         self.idle = True
         return done
@@ -133,13 +159,13 @@ class Rank(Worker):
     # ---- every rank -------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Do what rank 0 says until it has nothing more to say."""
+        """Do rank 0's orders until it ends the run."""
         limits = Limits(self.task.clients.population, self.task.layout.size)
         while True:
             try:
-                order = limits.read(self.group.hear(limits.most))
-            except DataError:  # not a frame, or not an order
-                raise self.group.misheard("what is no order") from None
+                order = limits.read(self.group.receive(limits.most))
+            except DataError:
+                raise self.group.bad_message("what is no order") from None
             if order is None:
                 return
             if order.public is not None:  # it was read on the CPU
@@ -147,16 +173,16 @@ class Rank(Worker):
             self._do(order, self.group.share(torch.empty(self.task.layout.size)))
 
     def _do(self, order: Order, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Two sums over all ranks, in one buffer; true on rank 0."""
+        """Return two sums over all ranks, reduced in one buffer; only rank 0 receives the result."""
         if order.public is None or order.cohort is None:
-            parts = self._judge(vector)
+            parts = self._evaluate_share(vector)
         else:
-            parts = self._run(ClientJob(order.public, vector, order.cohort))
+            parts = self._run_share(ClientJob(order.public, vector, order.cohort))
         both = self.group.add(torch.cat(parts))
         return both[: len(parts[0])], both[len(parts[0]) :]
 
-    def _run(self, job: ClientJob) -> tuple[Tensor, Tensor]:
-        """This rank's sum [d'], then how many clients that was, and their norms in slots [cohort] of their own."""
+    def _run_share(self, job: ClientJob) -> tuple[Tensor, Tensor]:
+        """This rank's sum [d'], and the number of its clients followed by their norms at this rank's positions."""
         cut = equal_shares(self.costs[job.cohort], self.group.size)
         before, own = sum(map(len, cut[: self.group.rank])), job.cohort[cut[self.group.rank]]
         with self.group.own_work(f"round {job.public.t + 1}"):
@@ -167,8 +193,8 @@ class Rank(Worker):
             rest[1 + before : 1 + before + len(own)] = torch.cat(norms)
         return total, rest
 
-    def _judge(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """The sums of this rank's test records; without any, zeros in the same places."""
+    def _evaluate_share(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of this rank's test records; zeros of the same shape for a rank without any."""
         test = self.task.test
         assert test is not None
         cut = zip(*(side.tensor_split(self.group.size) for side in (test.x, test.y)), strict=True)
@@ -178,3 +204,179 @@ class Rank(Worker):
             found = sums_of(self.task.at(vector), some, self.task.program.losses)
         sums = (found if len(own) else torch.zeros_like(found)).to(self.group.device)
         return sums, sums.new_empty(0)
+
+
+# ---- the group of ranks ---------------------------------------------------------------------------------------------
+
+
+def own_rank() -> int:
+    """Number of this process among the ranks; refuse a process that is none."""
+    if dist.is_initialized():
+        return dist.get_rank()
+    if not os.environ.keys() >= RANK:
+        found, fix = "a process that is no rank", "sordino run --workers 2, or torchrun --nproc-per-node 2 ..."
+        raise EngineError(found, "one started by torchrun, or by --workers", fix)
+    return int(os.environ["RANK"])
+
+
+@dataclass(frozen=True)
+class Group:
+    """All ranks. Every call is made by all of them; a rank that is lost raises `RankError` in the others."""
+
+    rank: int
+    size: int
+    device: torch.device
+    store: Any = None  # torch's; None where the script made the process group itself
+
+    @property
+    def backend(self) -> str:
+        return "nccl" if self.device.type == "cuda" else "gloo"
+
+    def send(self, body: bytes) -> None:
+        """Send bytes from rank 0 to every rank: their number, then the bytes. They are never unpickled."""
+        self._together(dist.broadcast, torch.tensor([len(body)], device=self.device), src=0)
+        self._together(dist.broadcast, _bytes(body).to(self.device), src=0)
+
+    def receive(self, most: int) -> bytes:
+        """Receive rank 0's bytes; refuse more than `most` of them before they arrive."""
+        length = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._together(dist.broadcast, length, src=0)
+        if not 0 < int(length) <= most:
+            raise self.bad_message("an order of a length that none has")
+        body = torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        self._together(dist.broadcast, body, src=0)
+        return body.cpu().numpy().tobytes()
+
+    def bad_message(self, what: str) -> RankError:
+        return RankError(f"rank {self.rank} of {self.size} was sent {what}: is another program on its network port?")
+
+    def share(self, vector: Tensor) -> Tensor:
+        """Broadcast rank 0's `vector` into the vectors of the other ranks."""
+        here = vector.to(self.device).contiguous()
+        self._together(dist.broadcast, here, src=0)
+        return here
+
+    def add(self, part: Tensor) -> Tensor:
+        """Sum a float64 vector over all ranks; only rank 0 receives the result."""
+        self._together(dist.reduce, part, dst=0)
+        return part
+
+    def compare(self, fingerprint: bytes) -> None:
+        """Refuse ranks that do not run the same plan and model on the same data."""
+        own = _bytes(fingerprint).to(self.device)
+        every = [torch.empty_like(own) for _ in range(self.size)]
+        self._together(dist.all_gather, every, own)
+        other = next((rank for rank, found in enumerate(every) if not torch.equal(found, every[0])), None)
+        if other is not None:
+            found = f"another plan, model or data on rank {other} than on rank 0"
+            fix = "the same files on every machine; in a script, seed what is random before it is built"
+            raise EngineError(found, "the same on every rank", fix)
+
+    def _together(self, call: Callable[..., object], *arguments: object, **options: object) -> None:
+        try:
+            call(*arguments, **options)
+        except RuntimeError as error:  # gloo and NCCL: a connection that closed, or nothing within the timeout
+            late = "timed out" in str(error).lower()
+            raise self.lost("was not heard of in time" if late else "is gone") from error
+
+    def lost(self, what: str) -> RankError:
+        """Error for another rank that has ended; it is named where there are two ranks."""
+        other = f"rank {1 - self.rank} of 2" if self.size == 2 else f"one of {self.size} ranks"
+        return RankError(f"{other} {what} (noticed by rank {self.rank})", lost=True, said=not self._is_first())
+
+    def _is_first(self) -> bool:
+        """Whether no other rank has reported yet, so that one sentence is printed; under `--workers` none is."""
+        if RENDEZVOUS in os.environ:
+            return False
+        if self.store is None:
+            return True
+        try:
+            return bool(self.store.compare_set("failed", "", str(self.rank)) == str(self.rank).encode())
+        except RuntimeError:  # the store ended with its host
+            return True
+
+    @contextmanager
+    def own_work(self, where: str) -> Iterator[None]:
+        """Turn any failure inside into a `RankError` that names this rank."""
+        try:
+            yield
+        except SordinoError:
+            raise
+        except Exception as error:
+            self._is_first()
+            reason = f"{type(error).__name__}: {error}"
+            raise RankError(f"rank {self.rank} of {self.size} failed in {where} ({reason})") from error
+
+
+def _bytes(body: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(body), dtype=torch.uint8)
+
+
+@cache
+def join(device: torch.device, timeout: float) -> Group:
+    """Join the other ranks, once per process; `timeout` is how long one rank waits for another in one call."""
+    rank = own_rank()
+    if dist.is_initialized():
+        return Group(rank, dist.get_world_size(), device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        group = _joined(device, timedelta(seconds=timeout))
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+            reason = f"port {os.environ['MASTER_PORT']} is in use: choose another one, torchrun's --master-port"
+        raise RankError(f"rank {rank} did not meet the others ({reason})") from error
+    atexit.register(_leave)
+    if rank == 0 and RENDEZVOUS not in os.environ:  # torchrun ends the ranks that are left when one has failed
+
+        def terminated(*_: object) -> None:
+            raise group.lost("has ended, or this one was told to")
+
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, terminated)
+    return group
+
+
+def _leave() -> None:
+    """Leave the group before the interpreter ends, where threads of a group would end the process with SIGABRT."""
+    with suppress(RuntimeError, ValueError):  # the script has done so itself, or a rank is gone
+        dist.destroy_process_group()
+
+
+def _joined(device: torch.device, timeout: timedelta) -> Group:
+    """Meet at the file of `--workers`, or where torchrun says, and form the process group."""
+    where, place = os.environ.get(RENDEZVOUS, "env://"), (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    if where == "env://" and place[0] != 0:
+        _check_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout.total_seconds())
+    store, rank, size = next(iter(rendezvous(where, *place, timeout=timeout)))
+    store.set_timeout(timeout)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store when it restarts ranks
+    store = dist.PrefixStore(f"sordino/{attempt}", store)  # type: ignore[attr-defined]
+    group = Group(rank, size, device, store)
+    dist.init_process_group(group.backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    return group
+
+
+def _check_store(host: str, port: int, seconds: float) -> None:
+    """Wait for rank 0's port, and refuse another program there: torch itself would wait for it for ever."""
+    until, answered = time.monotonic() + seconds, threading.Event()
+    while True:
+        with suppress(OSError):
+            socket.create_connection((host, port), timeout=STORE_SECONDS).close()
+            break
+        if time.monotonic() > until:
+            raise RuntimeError(f"nobody listens at {host}:{port}")
+        time.sleep(0.1)
+
+    def ask() -> None:
+        with suppress(RuntimeError):
+            store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))  # type: ignore[attr-defined]
+            store.num_keys()
+            answered.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    if not answered.wait(STORE_SECONDS):
+        fix = "choose another port, torchrun's --master-port"
+        raise RuntimeError(f"what listens at {host}:{port} is not rank 0: {fix}")

@@ -1,109 +1,100 @@
-"""The in-process engine: all clients here, a chunk of them batched or one at a time, by engines/paths.py."""
+"""The in-process engine: all clients in this process, a chunk of them batched or one at a time (objectives.py).
+
+Called by loop.py. State that clients keep between rounds never leaves them: it is stored in the secret part of the
+checkpoint, and is in no message and no release.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sordino import codec
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.data.clients import Clients
-from sordino.engines.base import ClientJob, Collected, Engine, Worker
-from sordino.engines.batches import Reader, chunks
-from sordino.engines.checks import leak_check_of
-from sordino.engines.client_state import ClientStates, States, of_updates
-from sordino.engines.objectives import OneClient
-from sordino.engines.paths import ExecutionPath, Path, Settings, choose_path, compiled, winograd
-from sordino.errors import ConfigError, PlanError
+from sordino.engines.base import ClientJob, Collected, Engine, Worker, device_of
+from sordino.engines.batches import Reader
+from sordino.engines.checks import LeakCheck
+from sordino.engines.objectives import ExecutionPath, OneClient, Path, choose_path
+from sordino.errors import PartError, PlanError
 from sordino.kernels import tune_allocator
 from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public, finite_rows
 from sordino.parts.gradients import Objective
-from sordino.parts.local_solvers import Coins, Work
+from sordino.parts.local_solvers import Coins, LocalSolver, Work
 from sordino.parts.releases import own_message
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Streams, forked_rng
 from sordino.task import Task
 
-ROW_BYTES = 1 << 28  # what a chunk's working rows may take
+ROW_BYTES = 1 << 28  # memory for the working rows of a chunk
+CLIENTS = "clients."  # prefix of client states in `State.secret_state`
+IDS = f"{CLIENTS}ids"
+States = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class InProcess(Engine):
-    """Simulates every client here. It stands in for a secure sum and a shuffler, and keeps what clients remember."""
+    """Simulation of every client in this process; it stands in for a secure sum and a shuffler."""
 
     path: Path | None = None
     chunk: int | None = None
     device: str = "cpu"  # where clients train; the server's noise and step stay on the CPU
-    winograd: bool = True  # wide 5 x 5 convolutions with fewer products, where clients go one at a time on a CPU
-    own_noise: bool = False  # every client draws its own noise, as in a deployment; else all of it in one go
-
-    @property
-    def offers(self) -> frozenset[str]:
-        return frozenset({"secure_sum", "shuffler", "client_state", "preparation"})
+    own_noise: bool = False  # every client draws its own noise, as in a deployment; else the sum is noised once
+    offers = frozenset({"secure_sum", "shuffler", "client_state", "preparation"})
+    leads = True
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
-        """Choose the way once (engines/paths.py), from the model and the plan, never from a clock."""
+        """Choose the path once, from the model and the plan, never from a clock."""
         tune_allocator()
-        task = task.on(known_device(self.device))
+        device = device_of(self.device)
+        task = task if device == task.device else task.on(device)
         way = choose_path(plan, task, self.path)
         chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if way.path == "batched" else 1)
         if way.path == "sequential" and chunk != 1:
             raise PlanError("engine", f"chunk = {chunk} on the sequential path", "chunk = 1")
-        return InProcessWorker(plan, task, streams, way, chunk, self.winograd, self.own_noise)
-
-
-def known_device(name: str) -> torch.device:
-    """The device of this name, if torch can use it here."""
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        found = f"device {name!r} ({str(error).splitlines()[0]})"
-        raise ConfigError(found, "a device that torch can use here", "leave it out for the CPU") from None
-    return device
+        return InProcessWorker(plan, task, streams, way, chunk, self.own_noise)
 
 
 class InProcessWorker(Worker):
-    """The engine, ready for one plan on one task; rows are folded into the sum chunk by chunk."""
+    """The in-process engine for one plan on one task; messages are added to the sum chunk by chunk."""
 
     def __init__(
-        self, plan: Plan, task: Task, streams: Streams, way: ExecutionPath, chunk: int, winograd: bool = True,
-        own_noise: bool = False,
-    ) -> None:  # fmt: skip
+        self, plan: Plan, task: Task, streams: Streams, way: ExecutionPath, chunk: int, own_noise: bool = False
+    ) -> None:
         self.plan, self.task, self.streams, self.way = plan, task, streams, way
         self.path, self.chunk, self.device, self.own_noise = way.path, chunk, task.device, own_noise
-        self.objective: Objective = way.make(task, Settings(winograd, streams, plan.local.any_order))
+        self.objective: Objective = way.make(task, plan, streams)
         self.reader = Reader(task.clients, task.device)
         self.noisy = isinstance(plan.bound, AlreadyPrivate)
         self.slopes = any(step.needs_slopes for step in plan.encode)
         self.client_states = ClientStates(plan.local)
-        self.leak_check = leak_check_of(task)
+        shipped = task.program.plain and task.program.plain_loss  # layers of torch, losses of Sordino: no user code
+        self.leak_check = None if shipped else LeakCheck(task)
 
     @property
     def header(self) -> dict[str, str | int]:
-        gradient = type(self.objective).__name__
-        header: dict[str, str | int] = {"engine": "inprocess", "path": self.path, "gradient": gradient}
-        header |= {"chunk": self.chunk, "device": str(self.device), "malloc": tune_allocator()}
-        loops = "compiled" if compiled(self.objective) else "torch"
-        header |= {"loops": loops, "winograd": winograd(self.objective)}
+        header: dict[str, str | int] = {"engine": "inprocess", "path": self.path, "chunk": self.chunk}
+        header |= {"gradient": type(self.objective).__name__, "device": str(self.device), "malloc": tune_allocator()}
+        header["loops"] = "compiled" if getattr(self.objective, "kernel", False) else "torch"
         return {**header, **self.task.program.of(self.plan.unit).header}
 
     def collect(self, job: ClientJob) -> Collected:
         """Run the cohort."""
         total, norms = self.fold(job)
-        figures = of_updates(norms, job.public.clip_norm)
+        figures = update_figures(norms, job.public.clip_norm)
         return Collected(total, len(job.cohort), figures, self.client_states.stored(), noised=self.own_noise)
 
     def load_client_state(self, stored: Mapping[str, Tensor]) -> None:
-        self.client_states.load(stored)
+        self.client_states.states = states_by_client(stored)
 
     def fold(self, job: ClientJob) -> tuple[Tensor, list[Tensor]]:
-        """The sum [d'] of the cohort's messages, and the norms of its updates."""
+        """Return the sum [d'] of the cohort's messages, and the norms of its updates."""
         total = torch.zeros(self.plan.length(len(job.start)), dtype=torch.float64, device=self.device)
         norms: list[Tensor] = []
         for chunk, rows, lengths in self.encoded(job):
@@ -113,24 +104,33 @@ class InProcessWorker(Worker):
         return total.cpu(), [part.cpu() for part in norms]
 
     def encoded(self, job: ClientJob) -> Iterator[tuple[Cohort, Tensor, Tensor]]:
-        """Chunk by chunk: who, their rows [m, d'] before noise, norms of their updates; those of like size together."""
+        """Yield each chunk's clients, their rows [m, d'] before noise and the norms of their updates.
+
+        Clients with similar numbers of records are in one chunk.
+        """
         sizes = self.task.clients.offsets[job.cohort + 1] - self.task.clients.offsets[job.cohort]
         order = job.cohort[np.argsort(sizes, kind="stable")]
         public = replace(job.public.on(self.device), tensors=self.task.layout.sizes)
         job = replace(job, public=public, start=job.start.to(self.device))
         if self.leak_check is not None:
             self.leak_check.before()
-        for chunk in chunks(order, self.chunk):
+        for first in range(0, len(order), self.chunk):
+            chunk = order[first : first + self.chunk]
             rows = self.solve(chunk, job.public, job.start)
             norms = row_norms(rows)
             slopes = self._slopes(chunk, job) if self.slopes else None
             self.objective.untouched()
-            yield chunk, self._encode(finite_rows(rows, norms), job, slopes), norms
+            yield chunk, self.encode(finite_rows(rows, norms), job, slopes), norms
         if self.leak_check is not None:
             self.leak_check.after()
 
+    def encode(self, rows: Tensor, job: ClientJob, slopes: Tensor | None = None) -> Tensor:
+        for step in self.plan.encode:
+            rows = step.encode(rows, job.public, slopes)
+        return rows
+
     def sent(self, clients: Cohort, rows: Tensor, t: int) -> Tensor:
-        """The rows [m, d'] as they leave their clients, each with the noise of its own stream; noise is of the CPU."""
+        """Return the rows [m, d'] that leave the clients, each with noise of its client's stream, drawn on the CPU."""
         secure, drawn = self.streams.mode == "secure", [self.streams.at(t, "client noise", int(c)) for c in clients]
         each = [
             own_message(self.plan.release, row, int(client), t, rng, secure=secure)
@@ -139,15 +139,15 @@ class InProcessWorker(Worker):
         return torch.stack(each).to(rows.device)
 
     def solve(self, clients: Cohort, public: Public, start: Tensor) -> Tensor:
-        """Messages [m, d] of a chunk."""
+        """Return the messages [m, d] of a chunk before encoding."""
         t, own = public.t, self.objective.inward(start)
         if t + 1 == self.plan.rounds and isinstance(self.objective, OneClient) and self.objective.fast is not None:
-            self.objective.fast.asked = True  # the certificate is next: look whether records are kept apart
+            self.objective.fast.asked = True  # the certificate is next: check that records are independent
         streams = [self.streams.at(t, "batches", int(c)) for c in clients]
         sizes = [self.task.clients.size(int(c)) for c in clients]
         each = zip(sizes, streams, clients, strict=True)
         drawn = [self.plan.local.indices(size, rng, t, int(c)) for size, rng, c in each]
-        coins = self.coins([(self.plan, self.streams, int(c)) for c in clients], t)
+        coins = self.noise_streams([(self.plan, self.streams, int(c)) for c in clients], t)
         batches = self.reader.batches(clients, drawn)
         state = self._ordered(self.client_states.of(clients, start), inward=True)
         if public.broadcast:
@@ -156,7 +156,7 @@ class InProcessWorker(Worker):
         if self.path == "batched":
             rows = self.plan.local.solve(work)
         else:
-            with forked_rng():  # dropout and its kin
+            with forked_rng():  # for dropout and other layers that draw random numbers
                 torch.manual_seed(int(self.streams.at(t, "model", int(clients[0])).integers(2**63)))
                 rows = self.plan.local.solve(work)
         if state:
@@ -164,7 +164,7 @@ class InProcessWorker(Worker):
         return self._outward(rows)
 
     def _ordered(self, state: States, *, inward: bool) -> States:
-        """A chunk's states with those tensors that are of the model's length in the objective's order, or back."""
+        """Convert the states that have the model's length to the objective's order of coordinates, or back."""
 
         def turned(rows: Tensor) -> Tensor:
             if rows.dim() != 2 or rows.shape[1] != self.task.layout.size:
@@ -174,22 +174,17 @@ class InProcessWorker(Worker):
         return {name: turned(rows) for name, rows in state.items()}
 
     def _outward(self, rows: Tensor) -> Tensor:
-        """Rows of one or several models each, back in the layout's order."""
+        """Convert rows that hold one or several vectors of the model's length to the layout's order."""
         size = self.task.layout.size
         if rows.shape[1] == size:
             return self.objective.outward(rows)
         return torch.cat([self.objective.outward(part.contiguous()) for part in torch.split(rows, size, 1)], 1)
 
-    def coins(self, owners: Sequence[tuple[Plan, Streams, int]], t: int) -> list[Coins]:
-        """Every client's own coins, where the local solver draws noise."""
+    def noise_streams(self, owners: Sequence[tuple[Plan, Streams, int]], t: int) -> list[Coins]:
+        """Random streams of the clients' local noise; empty where the local solver draws none."""
         if not self.noisy:
             return []
         return [Coins(c, streams.at(t, "local noise", c), plan.local) for plan, streams, c in owners]
-
-    def _encode(self, rows: Tensor, job: ClientJob, slopes: Tensor | None = None) -> Tensor:
-        for step in self.plan.encode:
-            rows = step.encode(rows, job.public, slopes)
-        return rows
 
     def _slopes(self, clients: Cohort, job: ClientJob) -> Tensor:
         """Gradients [m, d] of each client's whole loss at the round's start; zero for a client without records."""
@@ -200,9 +195,72 @@ class InProcessWorker(Worker):
 
 
 def public_update(plan: Plan, task: Task, streams: Streams, start: Tensor, t: int) -> Tensor:
-    """One update [d] on the public records of a task: no client's."""
+    """Return one update [d] computed on the public records of a task."""
     assert task.public is not None
     alone = replace(task, clients=Clients.of([task.public])).on(task.device)
     worker = InProcessWorker(plan, alone, streams, choose_path(plan, alone, "sequential"), 1)
     start = start.to(task.device)
     return worker.solve(np.zeros(1, dtype=np.int64), Public(t=t, size=len(start)), start)[0].cpu()
+
+
+@codec.hides_values
+@dataclass
+class ClientStates:
+    """States of all clients that have taken part, in the order of the model's coordinates, on the CPU."""
+
+    local: LocalSolver
+    states: dict[int, States] = field(default_factory=dict)
+
+    def of(self, clients: Cohort, start: Tensor) -> States:
+        """Copy these clients' states, [m, *shape] by name; a new client has the solver's initial values."""
+        first = self.local.client_state(start) if any(c not in self.states for c in clients.tolist()) else {}
+        found = [self.states.get(client, first) for client in clients.tolist()]
+        return {name: torch.stack([one[name].to(start.device) for one in found]) for name in found[0]}
+
+    def put(self, clients: Cohort, states: Mapping[str, Tensor], start: Tensor) -> None:
+        """Store the states that the solver left; a state with NaN or infinity is dropped, like its client's message."""
+        first = self.local.client_state(start)
+        shapes = {name: (len(clients), *value.shape) for name, value in first.items()}
+        if {name: tuple(value.shape) for name, value in states.items()} != shapes:
+            found = f"{self.local.kind!r}, whose solve left a client state {sorted(states)} of other names or shapes"
+            raise PartError(found, f"{sorted(first)}, each with one row per client")
+        for i, client in enumerate(clients.tolist()):
+            own = {name: value[i].detach().cpu().clone() for name, value in states.items()}
+            if all(bool(value.isfinite().all()) for value in own.values()):
+                self.states[client] = own
+
+    def stored(self) -> States:
+        """Tensors for a checkpoint: the clients' numbers, and one table per name."""
+        if not self.states:
+            return {}
+        ids = sorted(self.states)
+        tables = {name: torch.stack([self.states[i][name] for i in ids]) for name in self.states[ids[0]]}
+        return {IDS: torch.tensor(ids), **{f"{CLIENTS}{name}": table for name, table in tables.items()}}
+
+
+def states_by_client(stored: Mapping[str, Tensor]) -> dict[int, States]:
+    """Read every client's state from the secret part of a run's state, as `ClientStates.stored` wrote it."""
+    if IDS not in stored:
+        return {}
+    tables = {n.removeprefix(CLIENTS): held for n, held in stored.items() if n.startswith(CLIENTS) and n != IDS}
+    return {int(client): {n: held[i].clone() for n, held in tables.items()} for i, client in enumerate(stored[IDS])}
+
+
+def update_figures(norms: list[Tensor], clip_norm: float) -> dict[str, float]:
+    """Return level and spread of a cohort's raw update norms, and the effect of the clip (paper 003). NOT private.
+
+    alpha_i = min(1, clip norm / ||update_i||);  alpha_bar = mean alpha_i;  alpha_tilde = mean |alpha_i - alpha_bar|
+    """
+    if not norms:
+        return {}
+    every = torch.cat(norms)
+    sound = every[every.isfinite()]
+    figures = {"nonfinite_updates": float(len(every) - len(sound))}
+    if not len(sound):
+        return figures
+    low, middle, high = torch.quantile(sound, sound.new_tensor([0.1, 0.5, 0.9])).tolist()
+    alpha = (clip_norm / sound.clamp(min=1e-300)).clamp(max=1.0)
+    figures |= {"update_norm_mean": float(sound.mean()), "update_norm_p10": low, "update_norm_p50": middle}
+    figures |= {"update_norm_p90": high, "clipped_fraction": float((sound > clip_norm).double().mean())}
+    spread = float((alpha - alpha.mean()).abs().mean())
+    return figures | {"alpha_bar": float(alpha.mean()), "alpha_tilde": spread}

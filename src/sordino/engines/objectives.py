@@ -1,10 +1,21 @@
-"""The clients' gradients: one client at a time through autograd, or a chunk of clients through vmap."""
+"""Objectives, which compute the clients' gradients, and `PATHS`, which chooses one. Called by engines/inprocess.py.
+
+The first row of `PATHS` whose condition holds is taken. Conditions read public numbers alone (the plan, the shapes of
+model and records), because the path is written to `engine.jsonl` and the number of a client's records is private.
+Gains are ratios of CPU seconds on one AVX2 core (interleaved, least of several) on models that nobody tuned for: linear
+617 x 26; MLPs of widths 93-41-7, 617-51-26 and 617-203-97-26; CNNs of odd channels. A path that gains less than 1.2
+is not kept. `python benchmarks/own/paths.py` measures them again. Inside a path two more choices are made:
+compiled loops (`LinearClients`: numba, float32 records on a CPU, a shipped loss) gain 1.36; one backward pass for all
+records (`OneClient`: an L2 clip, no layer that mixes records) gains 3.3 on the MNIST CNN.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,64 +25,61 @@ from torch.func import functional_call, grad, vmap
 from sordino.dpsgd import ClippedGradient
 from sordino.dpsgd.batch_independence import has_mixing_layer
 from sordino.dpsgd.state_guard import StateGuard
-from sordino.engines.dense_clients import Copies
-from sordino.engines.winograd import accelerate
+from sordino.engines.dense_clients import Copies, DenseClients, LinearClients, has_written_gradient
 from sordino.layout import Layout
 from sordino.parts.clipping import FEW, factors, row_norms
-from sordino.parts.gradients import Ball, Batch, Moreau
+from sordino.parts.gradients import Ball, Batch, Moreau, Objective
 from sordino.parts.losses import Loss
-from sordino.rng import forked_rng
+from sordino.plan import Plan
+from sordino.rng import Streams, forked_rng
 from sordino.task import Task
 
-MADE_UP = 13  # records: few, and unlike the length of anything else
-RECORD_ENTRIES = 1 << 23  # numbers in the rows of one piece of a batch, where every record has a row of its own
+MADE_UP = 13  # synthetic records for a comparison: few, and unlike the length of anything else
+RECORD_ENTRIES = 1 << 23  # numbers in the per-record gradients that are formed at once
 
 
 class OneClient:
     """One client at a time: the module's tensors are views of one flat row, and so are its gradients.
 
-    With `any_order`, convolutions lie channels last in the row: how a CPU convolves fastest.
+    With `any_order`, convolutions are channels last in the row: how a CPU convolves fastest.
     """
 
-    def __init__(
-        self, task: Task, winograd: bool = True, coins: np.random.Generator | None = None, any_order: bool = True
-    ) -> None:
+    def __init__(self, task: Task, rng: np.random.Generator | None = None, any_order: bool = True) -> None:
         self.layout, self.program = task.layout, task.program
         self.model, self.losses = self.program.running().train(), self.program.losses
         self.row = torch.empty(1, self.layout.size, device=task.device)
         self.slope = torch.zeros(1, self.layout.size, device=task.device)
         self.any_order = any_order
         self.layout.bind(self.model, self.row[0], self.slope[0], channels_last=any_order)
-        self.winograd = accelerate(self.model) if winograd else 0
         self.records: RecordSums | None = None
-        self.fast = ClippedGradient(self.model, self.losses, coins) if one_pass(task) else None
-        self.compared = self.program.trusted  # whether the fast sum was compared with `RecordSums` on made-up records
-        self.state = watched(self.model, self.layout.tensors(self.model))
+        whole = self.layout.trainable == self.layout.size and not has_mixing_layer(task.model)
+        one_pass = whole and (self.program.trusted or self.program.apart)  # all is trained, records are independent
+        self.fast = ClippedGradient(self.model, self.losses, rng) if one_pass else None
+        self.compared = self.program.trusted  # whether `fast` was compared with `RecordSums` on synthetic records
+        self.state = state_guard(self.model, self.layout.tensors(self.model))
 
     @property
     def trainable(self) -> int:
         return self.layout.trainable
 
     def place(self, start: Tensor, clients: int) -> Tensor:
-        """The row [1, d], set to `start`: what is not in it stays as it was, or `untouched` refuses."""
         self.row[0].copy_(start)
         return self.row
 
     def untouched(self) -> None:
-        """Nothing of this client is left where the next could see it; what is in the row is its message."""
+        """Refuse a module that has kept data of this client outside the row, where the next client would see it."""
         self.state.check(full=True)
         if self.records is not None:
             self.records.state.check(full=True)
 
     def inward(self, start: Tensor) -> Tensor:
-        """Convolutions channels last, where their order is nothing to anybody."""
         return self.layout.channels_last(start[None])[0] if self.any_order else start
 
     def outward(self, rows: Tensor) -> Tensor:
         return self.layout.channels_first(rows) if self.any_order else rows
 
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
-        """Plain steps with fresh gradients: none is zeroed first, or added to."""
+        """Run plain SGD steps with gradients that are neither zeroed nor accumulated."""
         w, tensors = self.place(start, clients), [p for p in self.model.parameters() if p.requires_grad]
         for batch in batches:
             slopes = torch.autograd.grad(self._loss(batch), tensors, allow_unused=True)
@@ -84,88 +92,80 @@ class OneClient:
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """Gradient [1, d] of the mean loss of the batch at w [1, d]."""
-        if w is not self.row:
-            kept = self.row.clone()
+        before = None if w is self.row else self.row.clone()
+        if before is not None:
             self.row.copy_(w)
-            slope = self._backward(batch)
-            self.row[0, : self.trainable].copy_(kept[0, : self.trainable])
-            return slope
-        return self._backward(batch)
+        self.slope.zero_()
+        self._loss(batch).backward()  # type: ignore[no-untyped-call]
+        if before is not None:
+            self.row[0, : self.trainable].copy_(before[0, : self.trainable])
+        return self.slope
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
-        """Sum [1, d] of every record's gradient at w [1, d], each pulled into the ball."""
-        x, y = batch.x[0], batch.y[0]
-        if batch.mask is not None:
-            x, y = x[batch.mask[0]], y[batch.mask[0]]
+        """Sum [1, d] of every record's gradient at w [1, d], each clipped to the ball."""
+        x, y = _real_records(batch)
         if ball.norm == 2 and ball.envelope is None and math.isfinite(ball.clip_norm):
             fast = self._compared()
             if fast is not None:
                 return self._in_one_pass(fast, w, x, y, ball.clip_norm)
-        return self.inward(self._records().sum(self.outward(w)[0], x, y, ball))[None]
+        return self.inward(self._record_sums(w, x, y, ball))[None]
 
-    def _records(self) -> RecordSums:
+    def _record_sums(self, w: Tensor, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         if self.records is None:
             self.program.check("record")
             self.records = RecordSums(self.program.running().train(), self.losses, self.layout)
-        return self.records
+        return self.records.sum(self.outward(w)[0], x, y, ball)
 
     def _compared(self) -> ClippedGradient | None:
-        """The sum in one pass, where it is that of `RecordSums` on made-up records; else none.
+        """Return the sum in one backward pass if it equals that of `RecordSums` on synthetic records, else None.
 
-        By the graph, records keep apart whatever they hold: that the layers' rules find them is then a matter of
-        shapes. Weights are shaken, lest a zero hides something. Where coins decide, records are looked at instead.
+        By the graph, records are independent whatever they hold; whether the layers' rules find them is then a matter
+        of shapes. Weights are perturbed, lest a zero hides a difference. Where the forward pass is random, or vmap
+        cannot run it, `ClippedGradient` checks the independence of real records instead.
         """
         if self.compared or self.fast is None:
             return self.fast
-        self.compared, (x, y), kept = True, self.program.sample(MADE_UP), self.row.clone()
+        self.compared, (x, y), before = True, self.program.sample(MADE_UP), self.row.clone()
         with forked_rng(), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # vmap says where it is slow: this is one batch
+            warnings.simplefilter("ignore")  # vmap warns where it is slow: this is one batch
             self.row.add_(torch.arange(self.layout.size).sin().to(self.row), alpha=0.1)
-            slow = self._by_vmap(x, y)
-            if slow is not None:
+            try:
+                one, other = (self._record_sums(self.row, x, y, Ball(1.0)) for _ in range(2))
+            except (RuntimeError, NotImplementedError):
+                one, other = torch.empty(0), torch.empty(1)
+            if torch.equal(one, other):
                 self.fast.proved = True
                 found = self.outward(self._in_one_pass(self.fast, self.row, x, y, 1.0))[0]
-                self.fast = self.fast if torch.allclose(found, slow, rtol=1e-3, atol=1e-4) else None
-            self.row.copy_(kept)
+                self.fast = self.fast if torch.allclose(found, one.to(found.dtype), rtol=1e-3, atol=1e-4) else None
+            self.row.copy_(before)
         return self.fast
 
-    def _by_vmap(self, x: Tensor, y: Tensor) -> Tensor | None:
-        """The sum of clipped gradients where the row is now; None where coins decide it, or vmap cannot run it."""
-        try:
-            slow = [self._records().sum(self.outward(self.row)[0], x, y, Ball(1.0)) for _ in range(2)]
-        except (RuntimeError, NotImplementedError):
-            return None
-        return slow[0].to(self.row.dtype) if torch.equal(slow[0], slow[1]) else None
-
     def _in_one_pass(self, fast: ClippedGradient, w: Tensor, x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
-        """The same sum from one backward pass, in the objective's own order of coordinates."""
-        kept = None if w is self.row else self.row.clone()
-        if kept is not None:
+        before = None if w is self.row else self.row.clone()
+        if before is not None:
             self.row.copy_(w)
         try:
             total = fast.sum(x, y, clip_norm).total
         finally:
-            if kept is not None:
-                self.row.copy_(kept)
+            if before is not None:
+                self.row.copy_(before)
         return self.inward(torch.cat([total[slot.name].reshape(-1) for slot in self.layout.slots]))[None]
 
-    def _backward(self, batch: Batch) -> Tensor:
-        self.slope.zero_()
-        self._loss(batch).backward()  # type: ignore[no-untyped-call]
-        return self.slope
-
     def _loss(self, batch: Batch) -> Tensor:
-        """The mean loss of the client's batch."""
-        x, y = batch.x[0], batch.y[0]
-        if batch.mask is not None:
-            x, y = x[batch.mask[0]], y[batch.mask[0]]
+        x, y = _real_records(batch)
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)  # convolutions and pools are far faster so on a CPU
         return self.losses(self.model(x), y).mean()
 
 
-def watched(model: nn.Module, rows: Iterable[Tensor] = ()) -> StateGuard:
-    """The module as it is before its first client; the tensors of `rows` move with every client."""
+def _real_records(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Records and targets of a single client's batch that are not masked."""
+    x, y = batch.x[0], batch.y[0]
+    return (x, y) if batch.mask is None else (x[batch.mask[0]], y[batch.mask[0]])
+
+
+def state_guard(model: nn.Module, rows: Iterable[Tensor] = ()) -> StateGuard:
+    """Guard against changes of the module's state, except its tensors in `rows`, which move with every client."""
     fix = "keep what a client needs in parameters or float buffers: they begin anew for each and are clipped and noised"
     return StateGuard(model, list(rows), "while a client trained, so that the next would see it", fix)
 
@@ -185,7 +185,7 @@ class ManyClients(Copies):
         self.records = RecordSums(self.model, losses, task.layout)
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
-        """Sums [m, d] of every record's gradient, each pulled into the ball: client by client."""
+        """Sums [m, d] of every record's gradient, each clipped to the ball, client by client."""
         self.program.check("record")
         masks = batch.mask if batch.mask is not None else [None] * len(w)
         each = [
@@ -198,18 +198,17 @@ class ManyClients(Copies):
         return None
 
     def untouched(self) -> None:
-        """Nothing of these clients is left where the next chunk could see it."""
+        """Refuse a module that has kept data of these clients, where the next chunk would see it."""
         self.records.state.check(full=True)
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """Gradients [m, d] of each client's mean loss at its own row of w [m, d]."""
         mask = batch.mask if batch.mask is not None else w.new_ones(batch.y.shape[:2])
-        named = self.slopes(self.layout.views(w), batch.x, batch.y, mask.to(w.dtype))
-        return torch.cat([named[slot.name].reshape(len(w), -1) for slot in self.layout.slots], dim=1)
+        return self.layout.rows(self.slopes(self.layout.views(w), batch.x, batch.y, mask.to(w.dtype)), len(w))
 
 
 class RecordSums:
-    """Every record's gradient through vmap, a few records at a time; what no faster rule covers."""
+    """Sums of per-record gradients through vmap, a few records at a time, for models without a faster rule."""
 
     def __init__(self, model: nn.Module, losses: Loss, layout: Layout) -> None:
         self.layout, self.width = layout, max(1, RECORD_ENTRIES // layout.size)
@@ -218,16 +217,16 @@ class RecordSums:
             return losses(functional_call(model, named, (x[None],)), y[None])[0]
 
         self.slopes = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
-        self.own = vmap(grad(record_loss), in_dims=(0, 0, 0), randomness="different")
-        self.state = watched(model)
+        self.own_slopes = vmap(grad(record_loss), in_dims=(0, 0, 0), randomness="different")
+        self.state = state_guard(model)
 
     def sum(self, w: Tensor, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
-        """Sum [d] of gradients at w of records x, y [b, ...], each pulled into the ball; of many in float64."""
+        """Sum [d] of gradients at w of records x, y [b, ...], each clipped to the ball; of many records in float64."""
         total = torch.zeros_like(w, dtype=torch.float64)
         for some, labels in zip(torch.split(x, self.width), torch.split(y, self.width), strict=True):
             if len(some):
                 if ball.envelope is None:
-                    rows = self._flat(self.slopes(self.layout.views(w), some, labels), len(some))
+                    rows = self.layout.rows(self.slopes(self.layout.views(w), some, labels), len(some))
                 else:
                     rows = ball.envelope.beta * (w - self._prox(w, some, labels, ball.envelope))
                 scale = factors(row_norms(rows, ball.norm), ball.clip_norm)
@@ -235,22 +234,114 @@ class RecordSums:
         return total if len(x) > FEW else total.to(w.dtype)
 
     def _prox(self, w: Tensor, x: Tensor, y: Tensor, envelope: Moreau) -> Tensor:
-        """argmin_v f(v) + beta / 2 ||w - v||^2 of every record: subgradient method with steps 2 / (beta (k + 2)).
+        """Return argmin_v f(v) + beta / 2 ||w - v||^2 of every record, by subgradient steps 2 / (beta (k + 2)).
 
-        The weighted mean of the iterates, weights k + 1 (Lacoste-Julien, Schmidt, Bach 2012).
+        It is the weighted mean of the iterates, weights k + 1 (Lacoste-Julien, Schmidt, Bach 2012).
         """
         v, mean = w.repeat(len(x), 1), w.repeat(len(x), 1)
         for k in range(envelope.steps):
-            slope = self._flat(self.own(self.layout.views(v), x, y), len(x)) + envelope.beta * (v - w)
+            own = self.own_slopes(self.layout.views(v), x, y)
+            slope = self.layout.rows(own, len(x)) + envelope.beta * (v - w)
             mean = mean + (v - mean) * (2 / (k + 2))
             v = v - slope * (2 / (envelope.beta * (k + 2)))
         return mean
 
-    def _flat(self, named: dict[str, Tensor], count: int) -> Tensor:
-        return torch.cat([named[slot.name].reshape(count, -1) for slot in self.layout.slots], dim=1)
+
+# ---- the choice of a path -------------------------------------------------------------------------------------------
+
+Path = Literal["batched", "sequential"]  # a chunk of clients at once, or one at a time
+BATCH_BELOW = {"cpu": 2e7}  # FLOP per local step: below, one bmm over many clients beats one client at a time
+ELSEWHERE = 2e9  # the same on other devices: a guess, never measured; `path` overrules it
+NOMINAL = 32  # records of a step, for the rule above, where the plan does not say
 
 
-def one_pass(task: Task) -> bool:
-    """Whether clipped gradients may come from one backward pass: all is trained, and no record reaches another."""
-    whole = task.layout.trainable == task.layout.size and not has_mixing_layer(task.model)
-    return whole and (task.program.trusted or task.program.apart)
+@dataclass(frozen=True)
+class ExecutionPath:
+    """One way to compute clients; with `always`, its condition `when` is skipped if the user names its path."""
+
+    path: Path
+    when: Callable[[Plan, Task], bool]
+    make: Callable[[Task, Plan, Streams], Objective]
+    always: bool = False
+
+
+def choose_path(plan: Plan, task: Task, path: Path | None = None) -> ExecutionPath:
+    """Return the first row of `PATHS` whose condition holds, among those of the named `path`."""
+    fitting = (way for way in PATHS if path in (None, way.path))
+    return next(way for way in fitting if (path is not None and way.always) or way.when(plan, task))
+
+
+def _is_small(plan: Plan, task: Task) -> bool:
+    """Whether a local step has few operations and `vmap` can run the model."""
+    batch = getattr(plan.local, "batch", None) or NOMINAL
+    few = step_flops(task, batch) < BATCH_BELOW.get(task.device.type, ELSEWHERE)
+    return few and can_batch(task)
+
+
+PATHS = (
+    # One Linear layer: 2.4 times as fast as vmap; with every record clipped 17
+    ExecutionPath(
+        "batched",
+        lambda plan, task: (
+            has_written_gradient(task, single=True) and (not plan.local.needs_envelope or task.losses.has_envelope)
+        ),
+        lambda task, *_: LinearClients(task),
+    ),
+    # Linear layers and activations: 0.9 to 2.4 times as fast as vmap; with every record clipped 16 to 21
+    ExecutionPath(
+        "batched",
+        lambda plan, task: has_written_gradient(task, single=False) and not plan.local.needs_envelope,
+        lambda task, *_: DenseClients(task),
+    ),
+    # vmap: 1.6 to 8.5 times as fast as one client at a time; even near 20 MFLOP a step, slower above 50
+    ExecutionPath("batched", _is_small, lambda task, *_: ManyClients(task), always=True),
+    # Whatever torch can run: recurrence, buffers, dropout, large convolutions. The others are measured against it
+    ExecutionPath(
+        "sequential",
+        lambda plan, task: True,
+        lambda task, plan, streams: OneClient(task, streams.at(0, "mixing"), plan.local.any_order),
+        always=True,
+    ),
+)
+
+
+def can_batch(task: Task) -> bool:
+    """Whether vmap can run this model: no buffers that change, no randomness, no operation without a batching rule.
+
+    Records must be independent: clients with fewer of them are padded with masked ones.
+    """
+    layout = task.layout
+    if layout.trainable < layout.size or any(isinstance(part, nn.RNNBase) for part in task.model.modules()):
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # vmap warns where it would loop slowly
+            many, (x, y) = ManyClients(task), task.program.sample(2)  # two clients with synthetic records
+            y = y if y.is_floating_point() else torch.zeros_like(y)
+            start = many.place(layout.flatten(task.model), 2)
+            many.gradient(start, Batch(torch.stack([x, x]), torch.stack([y, y])))
+    except (RuntimeError, ValueError, NotImplementedError, UserWarning):
+        return False
+    return task.program.apart
+
+
+def step_flops(task: Task, batch: int) -> float:
+    """Floating-point operations of one local step (forward and backward) on `batch` records, by two synthetic ones."""
+    model, total = task.program.running().train(), 0.0
+
+    def count(module: nn.Module, _inputs: Any, output: Any) -> None:
+        nonlocal total
+        first: Tensor = output[0] if isinstance(output, tuple) else output
+        weights = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        uses = 1.0  # of each weight: per pixel in a convolution, per step in a recurrence
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            uses = first.numel() / module.out_channels
+        elif isinstance(module, nn.Linear | nn.RNNBase):
+            uses = first.numel() / first.shape[-1]
+        total += 2.0 * weights * uses
+
+    for module in model.modules():
+        module.register_forward_hook(count)
+    with torch.no_grad(), forked_rng():
+        model(task.program.sample(2)[0])
+    return 3.0 * batch * total / 2

@@ -1,9 +1,13 @@
-"""The engine of a deployment: the loop here, records and noise in the silos, bytes between. Used by federation/.
+"""The engine of a deployment: the loop on a server, records and noise in silos, bytes between. Used by federation/.
 
-    job per client  --transport-->  silo: row, noised before it leaves, and a receipt  --transport-->  their sum
+    server:  job per client  --transport-->  silo  --transport-->  noised row and a receipt  -->  sum of the rows
+    silo:    job -> answered before? the same bytes -> policy -> solve, encode -> charge -> noise -> store -> send
 
 The transport carries bytes only. A round that too few clients answer is void: it keeps its number and is sent again,
 the same job to those who have not answered; after the last try the run stops, to be resumed.
+Where a silo's local solver draws noise itself, the charge comes before it. Nothing is sent before it is stored, and
+nothing is stored before it is charged: a silo that is killed may charge twice for one message, never send two for one
+charge.
 """
 
 from __future__ import annotations
@@ -20,34 +24,36 @@ import torch
 
 from sordino import codec
 from sordino.engines.base import ClientJob, Collected, Engine, Receipt, Worker
-from sordino.engines.jobs import Job, Reply
-from sordino.errors import ConfigError, DataError, EngineError, QuorumError
+from sordino.engines.checks import check_records
+from sordino.engines.inprocess import InProcess, InProcessWorker
+from sordino.engines.messages import Job, Reply
+from sordino.errors import BudgetError, ConfigError, DataError, EngineError, QuorumError, UserError
 from sordino.plan import Plan
-from sordino.rng import Streams
+from sordino.rng import Streams, streams
 from sordino.task import Task
 
 
 class Transport(Protocol):
-    """How bytes reach the clients. `offers` is what it can do beside: "secure_sum", "shuffler"."""
+    """A channel that carries bytes to the clients; `offers` may hold "secure_sum" and "shuffler"."""
 
     @property
     def offers(self) -> frozenset[str]: ...
     @property
     def name(self) -> str: ...
     def ask(self, jobs: Mapping[int, Job], timeout: float) -> Iterable[tuple[int, bytes]]:
-        """Send every client its job; what came back within so many seconds, by whom the transport knows it is from."""
+        """Send every client its job; yield (sender, bytes) of every answer that comes within `timeout` seconds."""
 
 
 @dataclass(frozen=True)
 class Remote(Engine):
-    """An engine over a transport. `quorum` is how many of a cohort must report (all of a smaller one)."""
+    """Engine over a transport. `quorum` is the number of a cohort's clients that must report (all of a smaller one)."""
 
     transport: Transport
     run: str = ""  # 32 hexadecimal digits; a run folder gives its own
     quorum: int = 1
     tries: int = 3
     timeout: float = 600.0  # seconds that one try waits
-    admission: bool = True  # ask all clients before the first round whether they take part
+    admission: bool = True  # ask all clients before round 1 whether they take part
     charges: Mapping[int, int] = field(default_factory=dict)  # by client: its last receipt in an earlier process
     deployed: ClassVar[bool] = True
 
@@ -64,7 +70,7 @@ class Remote(Engine):
         return replace(self, run=run, charges=charges)
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> RemoteWorker:
-        """Ask who takes part; refuse what clients could not noise themselves."""
+        """Return the worker of the run, after all clients were asked whether they take part."""
         if not re.fullmatch("[0-9a-f]{32}", self.run):
             raise EngineError(f"a run with the id {self.run!r}", "32 hexadecimal digits", "run it into a folder")
         if self.quorum > plan.clients.population:
@@ -77,15 +83,15 @@ class Remote(Engine):
 
 @codec.hides_values
 @dataclass
-class Heard:
-    """What has come back of one round."""
+class Answers:
+    """Answers that have arrived in one round."""
 
     replies: dict[int, Reply] = field(default_factory=dict)
     raw: dict[int, bytes] = field(default_factory=dict)
-    wrong: dict[int, str] = field(default_factory=dict)  # by whom something came that cannot be used, and why
+    wrong: dict[int, str] = field(default_factory=dict)  # reason why a client's answer cannot be used
 
     def take(self, job: Job, body: bytes, length: int) -> None:
-        """One answer, if it can be read; two that differ are none."""
+        """Add one answer if it can be read; two different answers of one client count as none."""
         if self.raw.setdefault(job.client, body) != body:
             self.replies.pop(job.client, None)
             self.wrong[job.client] = "two different answers for one client: do two nodes use its name?"
@@ -95,11 +101,6 @@ class Heard:
             self.wrong.pop(job.client, None)
         except DataError as error:
             self.wrong[job.client] = str(error)
-
-    def forget(self) -> None:
-        """Before the next try: who sent what cannot be used may send again."""
-        for client in self.wrong:
-            self.raw.pop(client, None)
 
     @property
     def refused(self) -> dict[int, str]:
@@ -111,7 +112,7 @@ class Heard:
 
 
 class RemoteWorker(Worker):
-    """The engine, ready for one plan: it sends jobs, checks what comes back, and sums."""
+    """Worker of one plan: it sends jobs, checks the answers, and adds them up."""
 
     def __init__(self, engine: Remote, plan: Plan, task: Task, streams: Streams) -> None:
         self.engine, self.plan, self.task, self.streams = engine, plan, task, streams
@@ -120,16 +121,14 @@ class RemoteWorker(Worker):
     @property
     def header(self) -> dict[str, str | int]:
         known = self.task.knows_shapes
-        code = self.task.program.of(self.plan.unit).header if known else {}  # each silo examines it on its own records
+        code = self.task.program.of(self.plan.unit).header if known else {}  # else each silo checks its own code
         return {"engine": "remote", "transport": self.engine.transport.name, "quorum": self.engine.quorum, **code}
 
-    # ---- before the first round ------------------------------------------------------------------------------------
-
     def admit(self) -> None:
-        """Ask every client of the population; one that refuses ends the run before anything was computed."""
+        """Ask every client of the population whether it takes part; a refusal ends the run before any computation."""
         wanted = {client: self._job(client) for client in range(self.plan.clients.population)}
         least = min(self.engine.quorum, len(wanted))
-        heard = self._asked(wanted, lambda found: len(found.replies) >= least)
+        heard = self._ask_until(wanted, lambda found: len(found.replies) >= least)
         if heard.refused:
             client, why = min(heard.refused.items())
             raise EngineError(f"client {client}, which refuses this plan ({why})", "a plan that every policy allows")
@@ -138,30 +137,27 @@ class RemoteWorker(Worker):
         seed = getattr(self.streams, "seed", None) if self.streams.mode == "simulation" else None
         return Job(self.engine.run, self.plan, client, self.streams.mode, seed, paid=self.paid.get(client, 0))
 
-    # ---- a round ----------------------------------------------------------------------------------------------------
-
     def collect(self, job: ClientJob) -> Collected:
-        """The sum of what the cohort's silos have sent. Nobody is asked for a round that could not count."""
+        """Return the sum of the silos' rows. Nobody is asked in a round whose cohort is too small for a release."""
         cohort, release = job.cohort, self.plan.release
         if not release.accepts(len(cohort)):
-            return self._sum(Heard(), {int(client): "not asked" for client in cohort})
+            return self._sum(Answers(), {int(client): "not asked" for client in cohort})
         wanted = {int(c): replace(self._job(int(c)), public=job.public, start=job.start) for c in cohort}
         least = min(self.engine.quorum, len(cohort))
-
-        def enough(found: Heard) -> bool:
-            return len(found.reported) >= least and release.accepts(len(found.reported))
-
-        heard = self._asked(wanted, enough)
+        heard = self._ask_until(
+            wanted, lambda found: len(found.reported) >= least and release.accepts(len(found.reported))
+        )
         return self._sum(heard, heard.refused)
 
-    def _asked(self, wanted: Mapping[int, Job], enough: Callable[[Heard], bool]) -> Heard:
-        """Ask until it is enough, at most `tries` times: the same job, of those who have not answered."""
-        heard = Heard()
+    def _ask_until(self, wanted: Mapping[int, Job], enough: Callable[[Answers], bool]) -> Answers:
+        """Send the same jobs to clients without an answer, at most `tries` times, until the answers are `enough`."""
+        heard = Answers()
         for _ in range(self.engine.tries):
             left = {client: job for client, job in wanted.items() if client not in heard.replies}
             if not left and wanted:
                 break
-            heard.forget()
+            for client in heard.wrong:  # it may send again
+                heard.raw.pop(client, None)
             until = time.time() + self.engine.timeout
             due = {client: replace(job, deadline=until) for client, job in left.items()}
             for client, body in self.engine.transport.ask(due, self.engine.timeout) if due else ():
@@ -169,10 +165,10 @@ class RemoteWorker(Worker):
                     heard.take(due[client], body, self.length)
             if enough(heard):
                 return heard
-        raise QuorumError(self._short(heard), self._sum(heard, heard.refused))
+        raise QuorumError(self._too_few(heard), self._sum(heard, heard.refused))
 
-    def _short(self, heard: Heard) -> str:
-        """One sentence; names, numbers and reasons only where who is asked is public or seen by design."""
+    def _too_few(self, heard: Answers) -> str:
+        """Sentence for a round without quorum; it names clients only where the cohort is public or released."""
         plan, said = self.plan, f"fewer clients reported than a round needs (quorum {self.engine.quorum})"
         if plan.clients.random and not {"cohort", "messages"} & plan.release.sees:
             return said
@@ -181,12 +177,12 @@ class RemoteWorker(Worker):
         return f"{said}: {len(heard.reported)} did{first}"
 
     def _receipts(self, charges: Mapping[int, int]) -> tuple[Receipt, ...]:
-        """What clients say that they paid, kept for their next jobs."""
+        """Return the clients' charges as receipts, and store them for the clients' next jobs."""
         self.paid |= {client: max(count, self.paid.get(client, 0)) for client, count in charges.items()}
         return tuple(Receipt(client, count) for client, count in sorted(charges.items()))
 
-    def _sum(self, heard: Heard, refused: Mapping[int, str]) -> Collected:
-        """In the clients' order, whatever the order in which they came."""
+    def _sum(self, heard: Answers, refused: Mapping[int, str]) -> Collected:
+        """Add up the rows in the order of the clients, whatever the order in which they came."""
         total, reported = torch.zeros(self.length, dtype=torch.float64), heard.reported
         for client in reported:
             row = heard.replies[client].row
@@ -197,3 +193,103 @@ class RemoteWorker(Worker):
             total, len(reported), noised=True, deployed=True, reported=np.asarray(reported, dtype=np.int64),
             refused=refused, receipts=receipts,
         )  # fmt: skip
+
+
+# ---- a silo ---------------------------------------------------------------------------------------------------------
+
+
+class ReplyStore(Protocol):
+    """Durable store of a silo: its charges and the replies it has sent."""
+
+    def stored(self, job: str) -> bytes | None:
+        """Return the bytes that answered this job; None for a new job."""
+
+    def charge(self, job: Job) -> int:
+        """Charge one message before its noise is drawn, or raise `BudgetError`; return the run's charges so far."""
+
+    def store(self, job: Job, reply: bytes) -> None:
+        """Store the answer, before it is sent."""
+
+
+@codec.hides_values
+@dataclass
+class InMemoryReplyStore:
+    """A reply store in memory, without a limit: for loopback and tests."""
+
+    paid: dict[str, int] = field(default_factory=dict)  # by run
+    replies: dict[str, bytes] = field(default_factory=dict)  # by job
+
+    def stored(self, job: str) -> bytes | None:
+        return self.replies.get(job)
+
+    def charge(self, job: Job) -> int:
+        self.paid[job.run] = self.paid.get(job.run, 0) + 1
+        return self.paid[job.run]
+
+    def store(self, job: Job, reply: bytes) -> None:
+        self.replies[job.id] = reply
+
+
+def worker_of(plan: Plan, task: Task, source: Streams) -> InProcessWorker:
+    """Return this silo's worker for a plan, after the same checks as before a whole run, on its own records."""
+    if plan.clients.population != task.clients.population:
+        found = f"a plan for {plan.clients.population} clients in a silo of {task.clients.population}"
+        raise DataError(found, "the same number of clients in both")
+    if plan.keeps_client_state:
+        raise EngineError(f"{plan.local.kind!r} in a silo that keeps nothing between rounds", "a solver without memory")
+    check_records(plan, task)
+    return InProcess(own_noise=True).prepare(plan, task, source)
+
+
+def noised_reply(worker: InProcessWorker, job: Job, pay: Callable[[Job], int]) -> Reply:
+    """Solve, encode, charge and noise one job by the steps of the in-process engine."""
+    if job.public is None or job.start is None:
+        raise DataError("an admission question where a round's job was needed", "a job with public values and a start")
+    if job.client not in worker.task.clients.held:
+        raise DataError(f"a job for client {job.client}", "this silo's own")
+    charges = pay(job) if worker.noisy else 0
+    [(who, rows, _)] = worker.encoded(ClientJob(job.public, job.start, np.array([job.client])))
+    charges = charges if worker.noisy else pay(job)
+    return Reply(job.id, job.client, worker.sent(who, rows, job.public.t)[0].cpu().float(), charges=charges)
+
+
+@codec.hides_values
+@dataclass
+class Silo:
+    """One silo, which answers a job by a reply, both as bytes; its policy `allows` raises a `UserError` to refuse.
+
+    A job that cannot be read raises a `DataError` in the transport: nothing is charged, and no reply is sent.
+    """
+
+    task: Task
+    store: ReplyStore = field(default_factory=InMemoryReplyStore)
+    allows: Callable[[Job], None] = lambda job: None
+    now: Callable[[], float] = time.time
+    _workers: dict[tuple[str, str, int | None], InProcessWorker] = field(default_factory=dict, repr=False)
+
+    def reply(self, body: bytes) -> bytes:
+        """Answer a job; one that was answered before gets the same bytes, and nothing is charged."""
+        job = Job.from_bytes(body, self.task.layout.size)
+        before = None if job.admission else self.store.stored(job.id)
+        if before is not None:
+            return before
+        if self.now() > job.deadline:
+            raise DataError("a job past its deadline", "one that somebody waits for", "nothing was charged")
+        try:
+            return self._new_reply(job)
+        except (UserError, BudgetError) as error:
+            return Reply(job.id, job.client, refused=str(error)).to_bytes()
+
+    def _new_reply(self, job: Job) -> bytes:
+        if job.client not in self.task.clients.held:
+            raise DataError(f"a job for client {job.client}", "this silo's own")
+        self.allows(job)
+        key = (job.plan.hash, job.mode, job.seed)
+        if key not in self._workers:  # only the last worker is stored
+            self._workers.clear()
+            self._workers[key] = worker_of(job.plan, self.task, streams(job.mode, job.seed or 0))
+        if job.admission:
+            return Reply(job.id, job.client).to_bytes()
+        made = noised_reply(self._workers[key], job, self.store.charge).to_bytes()
+        self.store.store(job, made)
+        return made

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from sordino import codec
-from sordino.engines.jobs import Job
+from sordino.engines.messages import Job
 from sordino.errors import EngineError
 
 LOWEST, BELOW = (1, 41), (1, 43)

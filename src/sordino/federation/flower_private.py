@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from sordino import codec
-from sordino.accounting.delta import check_deltas, default_delta
+from sordino.accounting.accountant import check_deltas, default_delta
 from sordino.certificate.build import certificate
 from sordino.certificate.facts import Facts
 from sordino.engines.base import Collected
-from sordino.engines.jobs import read_plan
+from sordino.engines.messages import read_plan
 from sordino.errors import DataError, EngineError, PlanError
 from sordino.federation.flower_api import flower
-from sordino.layout import Layout, Slot
+from sordino.layout import Layout
 from sordino.loop import Tally, advanced
 from sordino.outcome import facts_of_charges
 from sordino.parts.clipping import row_norms
@@ -77,10 +77,8 @@ def unflatten(record: Any, vector: Tensor) -> Any:
 
 def layout_of(record: Any) -> Layout:
     """Return the place of each array in the vector, for steps that work tensor by tensor."""
-    slots: list[Slot] = []
-    for name, array in float_arrays(record).items():
-        slots.append(Slot(name, torch.Size(array.shape), slots[-1].stop if slots else 0, True))
-    return Layout(tuple(slots))
+    arrays = float_arrays(record).items()
+    return Layout.of_shapes((name, torch.Size(array.shape), True) for name, array in arrays)
 
 
 def flatten_model(content: Any) -> Tensor:

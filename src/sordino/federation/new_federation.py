@@ -24,8 +24,8 @@ import tomli_w
 from jinja2 import StrictUndefined, Template
 
 from sordino.accounting import accountant
+from sordino.accounting.accountant import LARGEST_DEFAULT, few, meaning_of_delta
 from sordino.accounting.composition import Participation
-from sordino.accounting.delta import LARGEST_DEFAULT, few, meaning_of_delta
 from sordino.config import Config, load_config
 from sordino.errors import ConfigError
 from sordino.federation.app import silos_of

@@ -36,11 +36,9 @@ from torch import Tensor
 from sordino import codec
 from sordino.accounting.bounds import Unit
 from sordino.engines.base import ClientJob, Collected
-from sordino.engines.frames import count
 from sordino.engines.inprocess import InProcessWorker
-from sordino.engines.jobs import Job
-from sordino.engines.remote import Remote, RemoteWorker
-from sordino.engines.replies import worker_of
+from sordino.engines.messages import Job, count
+from sordino.engines.remote import Remote, RemoteWorker, worker_of
 from sordino.errors import BudgetError, DataError, EngineError, QuorumError, UserError, brief_repr, shorten
 from sordino.federation.flower_api import flower
 from sordino.parts.releases import NoiseShares

@@ -26,13 +26,13 @@ from sordino.accounting.bounds import Unit
 from sordino.certificate.facts import OwnCode
 from sordino.config import Config, load_config
 from sordino.data.datasets import load
-from sordino.engines.jobs import Job
-from sordino.engines.replies import InMemoryReplyStore, Silo
+from sordino.engines.messages import Job
+from sordino.engines.remote import InMemoryReplyStore, Silo
 from sordino.errors import ConfigError, SordinoError, shorten
 from sordino.federation.flower_api import Node, NodeTask, flower
 from sordino.federation.secagg import MARK, SecAggClient
 from sordino.ledger import policy as policies
-from sordino.ledger.charges import SiloCost
+from sordino.ledger.budget import SiloCost
 from sordino.ledger.journal import RESTORES
 from sordino.ledger.ledger import Ledger, Receipt
 from sordino.ledger.policy import Policy

@@ -1,4 +1,6 @@
-"""Local SGD of linear models in machine code, client by client, and their clipped gradients; records are not copied.
+"""Compiled local SGD of linear models, one client after the other; called by `LinearClients` in engines/.
+
+Records are read where they are in memory, without a copy.
 
 For every client and batch:   z = W x + c;   r = d loss / d z;   W <- (1 - lr decay) W - lr mean r x^T;   c likewise
 
@@ -22,9 +24,9 @@ ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 
 @compiled
 def descend(x: Any, y: Any, rows: Any, weight: Any, bias: Any, has_bias: bool, pace: Any, loss: Any) -> None:
-    """Every client's steps, in place: weight [m, o, d], bias [m, o]; rows [m, steps, b] of x and y, -1 for none.
+    """Run every client's steps in place: weight [m, o, d], bias [m, o]; rows [m, steps, b] of x and y, -1 for none.
 
-    pace = (lr, decay); loss = (its code, tau of a quantile).
+    pace = (lr, decay); loss = (code of the loss, tau of the quantile loss).
     """
     lr, decay = pace
     clients, steps, width = rows.shape
@@ -40,7 +42,7 @@ def descend(x: Any, y: Any, rows: Any, weight: Any, bias: Any, has_bias: bool, p
             if b:
                 _scores(x, batch, b, weight[k], bias[k], z)
                 for i in range(b):
-                    _slope(z, i, y, batch[i], loss, lr / np.float32(b))
+                    slope(z, i, y, batch[i], loss, lr / np.float32(b))
                 _move(x, batch, b, z, weight[k], ONE - lr * decay)
                 if has_bias:
                     for o in range(outputs):
@@ -52,7 +54,7 @@ def descend(x: Any, y: Any, rows: Any, weight: Any, bias: Any, has_bias: bool, p
 
 @compiled
 def _scores(x: Any, batch: Any, b: int, weight: Any, bias: Any, z: Any) -> None:
-    """z = W x + c, for two records and five outputs at a time: what is loaded is used more than once."""
+    """Write z = W x + c, for two records and five outputs at a time so that each loaded number is used twice."""
     outputs, inputs = weight.shape
     for i in range(0, b, 2):
         j = batch[i]
@@ -92,8 +94,8 @@ def _scores(x: Any, batch: Any, b: int, weight: Any, bias: Any, z: Any) -> None:
 
 
 @compiled
-def _slope(z: Any, i: int, y: Any, row: int, loss: Any, pace: Any) -> None:
-    """-pace d loss / d z of one record, in place of its scores."""
+def slope(z: Any, i: int, y: Any, row: int, loss: Any, pace: Any) -> None:
+    """Replace the scores z[i] of one record by -pace d loss / d z."""
     outputs = z.shape[1]
     if loss[0] == CROSS_ENTROPY:
         top, total = z[i, 0], ZERO
@@ -107,12 +109,12 @@ def _slope(z: Any, i: int, y: Any, row: int, loss: Any, pace: Any) -> None:
         z[i, int(y[row, 0])] += pace
         return
     for o in range(outputs):
-        z[i, o] = -pace / np.float32(outputs) * _simple(z[i, o], np.float32(y[row, o]), loss[0], loss[1])
+        z[i, o] = -pace / np.float32(outputs) * _score_slope(z[i, o], np.float32(y[row, o]), loss[0], loss[1])
 
 
 @compiled
-def _simple(z: Any, y: Any, loss: int, tau: Any) -> Any:
-    """The slope of a loss of one score, before the mean over scores."""
+def _score_slope(z: Any, y: Any, loss: int, tau: Any) -> Any:
+    """Return d loss / d z of a loss that is a mean over single scores, without the factor 1 / outputs."""
     if loss == MSE:
         return TWO * (z - y)
     if loss == LOGISTIC:
@@ -127,7 +129,7 @@ def _simple(z: Any, y: Any, loss: int, tau: Any) -> Any:
 
 @compiled
 def _move(x: Any, batch: Any, b: int, r: Any, weight: Any, keep: Any) -> None:
-    """W <- keep W + sum r x^T, for five records and two outputs at a time; past the last record, with weight zero."""
+    """Write W <- keep W + sum r x^T, for five records and two outputs at a time; missing records have weight zero."""
     outputs, inputs = weight.shape
     if keep != ONE:
         for o in range(outputs):
@@ -153,88 +155,3 @@ def _move(x: Any, batch: Any, b: int, r: Any, weight: Any, keep: Any) -> None:
 @compiled
 def _at(r: Any, i: int, b: int, o: int) -> Any:
     return r[i, o] if i < b else ZERO
-
-
-@compiled
-def clipped(
-    x: Any, y: Any, rows: Any, weight: Any, bias: Any, sizes: Any, loss: Any, ball: Any, out: Any, order: Any
-) -> None:
-    """out[k] = sum over client k's rows of the record's gradient, pulled into the ball; out [m, o d (+ o)].
-
-    One record's gradient is r (x, 1)^T, of norm ||r|| ||(x, 1)||; `sizes` [n] are ||(x, 1)|| of the table's records.
-    x is the flat table, each record filled up with zeros to a multiple of 8. ball = (clip_norm, norm, smallest factor
-    that keeps its digits). Clients go in `order`: those that share records best follow each other, while the records
-    are in the cache.
-    """
-    outputs, wide = weight.shape[1], len(x) // len(sizes)
-    w, total = np.empty(outputs * wide, np.float32), np.empty(outputs * wide, np.float32)
-    z, offset = np.empty((1, outputs), np.float32), np.empty(outputs, np.float32)
-    for k in order:
-        _fill(weight, k, wide, w, total, offset)
-        for i in range(rows.shape[1]):
-            row = rows[k, i]
-            record = x[row * wide : (row + 1) * wide]
-            for o in range(outputs):
-                z[0, o] = bias[k, o] + _dot(record, w[o * wide : (o + 1) * wide])
-            _slope(z, 0, y, row, loss, -ONE)
-            if _pull(z, np.float64(sizes[row]), ball):
-                for o in range(outputs):
-                    slope, own = z[0, o], total[o * wide : (o + 1) * wide]
-                    offset[o] += slope
-                    for d in range(wide):
-                        own[d] += slope * record[d]
-        _hand_over(total, offset, weight.shape[2], out, k)
-
-
-@compiled
-def _fill(weight: Any, k: int, wide: int, w: Any, total: Any, offset: Any) -> None:
-    """Client k's weights, filled up like the records; sums that begin at zero."""
-    for o in range(weight.shape[1]):
-        offset[o] = ZERO
-        for d in range(wide):
-            w[o * wide + d] = weight[k, o, d] if d < weight.shape[2] else ZERO
-            total[o * wide + d] = ZERO
-
-
-@compiled
-def _dot(x: Any, w: Any) -> Any:
-    total = ZERO
-    for d in range(x.size):
-        total += x[d] * w[d]
-    return total
-
-
-@compiled
-def _hand_over(total: Any, offset: Any, inputs: int, out: Any, k: int) -> None:
-    outputs = len(offset)
-    for o in range(outputs):
-        for d in range(inputs):
-            out[k, o * inputs + d] = total[o * (len(total) // outputs) + d]
-        if out.shape[1] > outputs * inputs:
-            out[k, outputs * inputs + o] = offset[o]
-
-
-@compiled
-def _pull(r: Any, size: Any, ball: Any) -> bool:
-    """r[0] min(1, clip norm / (||r[0]|| size)), in place; False where nothing is left, or the norm is not finite."""
-    clip_norm, norm, floor = ball
-    total, top = 0.0, 0.0
-    for o in range(r.shape[1]):
-        entry = abs(np.float64(r[0, o]))
-        total += entry * entry if norm == 2 else entry
-    scale = factor((math.sqrt(total) if norm == 2 else total) * size, clip_norm, floor)
-    if scale == ZERO:
-        return False
-    for o in range(r.shape[1]):
-        r[0, o] *= scale
-        top = max(top, abs(np.float64(r[0, o])))
-    return bool(top >= floor)
-
-
-@compiled
-def factor(length: Any, clip_norm: Any, floor: Any) -> Any:
-    """`factors` of parts/clipping.py for one record; the clip norm is the slack inside the ball already."""
-    if not length < math.inf:
-        return ZERO
-    scale = np.float32(clip_norm / length) if length > clip_norm else ONE
-    return scale if scale >= floor else ZERO

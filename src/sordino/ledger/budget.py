@@ -1,8 +1,22 @@
-"""Budgets per client: a filter that refuses the round in which a client would exceed its budget. The loop calls it.
+"""Budgets of clients, and charges of deployed runs. Called by the loop, by servers and by silos.
 
-Each participation is one release without amplification (whoever meters it sees who takes part), so a budget is worth a
-fixed number of rounds: the most for which accounting proves (epsilon, delta). Counting against a fixed number is safe
-even when later cohorts depend on earlier releases: the k-fold composition is what was proved.
+`Filter` refuses the round in which a client would exceed its budget. Each participation is one release without
+amplification (whoever meters it sees who takes part), so a budget is worth a fixed number of rounds: the most for which
+accounting proves (epsilon, delta). Counting against a fixed number is safe even when later cohorts depend on earlier
+releases: the k-fold composition is what was proved.
+
+`SiloCost` is what one silo is charged by its ledger. A silo sees the rounds that it is in and no others. So a line that
+rests on the server's sampling (amplified because nobody knows which rounds a client was in) is charged whole at
+admission; so is a release whose noise is one event for the whole run. Everything else is charged round by round: a
+round without the silo does not use its data.
+
+`ClientCharges` is how often the server has charged each client, by its own charges and by the silos' receipts:
+
+    charges of a client = max(its last receipt + asked since then - refused since then,  what the server knows itself)
+
+The same job again is the same bytes and no new charge, where a silo stores what it has sent. What the server knows
+itself: a client that has answered k rounds was charged for k of them; and where the server draws the noise, every round
+that it has run is a release, whatever silos stored.
 """
 
 from __future__ import annotations
@@ -18,14 +32,36 @@ from numpy.typing import NDArray
 from sordino.accounting import calibration
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.calibration import Budget
-from sordino.accounting.composition import Cost, Line, Participation, reads_of, record_patterns, with_preparations
+from sordino.accounting.composition import (
+    Adversary,
+    Cost,
+    Line,
+    Participation,
+    reads_of,
+    record_patterns,
+    with_preparations,
+)  # fmt: skip
+from sordino.accounting.events import Unprotected
 from sordino.errors import BudgetError, PlanError, UnreachableError
-from sordino.ledger.charges import ClientCharges
+from sordino.ledger.ledger import Request
+from sordino.ledger.totals import Block, Item
 from sordino.parts.record_samplers import RecordSampler
 from sordino.parts.samplers import Cohort
 
 if TYPE_CHECKING:
     from sordino.plan import Plan
+
+Counts = NDArray[np.int64]  # by client
+UNLIKELY = 1e-6
+
+
+def _steps(plan: Plan) -> int:
+    """Return how many releases of records one round has."""
+    spent = plan.local.bound()
+    return spent.count if isinstance(spent, AlreadyPrivate) else 1
+
+
+# ---- a budget per client --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -36,14 +72,13 @@ class Filter:
     begins, or, if it is run again, for all that it touches.
     """
 
-    allowed: NDArray[np.int64]
-    spent: NDArray[np.int64] = field(repr=False)
+    allowed: Counts
+    spent: Counts = field(repr=False)
     epochs: Epochs | None = field(default=None, repr=False)
-    # of clients that are charged to ledgers of their own
-    elsewhere: ClientCharges | None = field(default=None, repr=False)
+    elsewhere: ClientCharges | None = field(default=None, repr=False)  # of clients with ledgers of their own
 
     def check(self, cohort: Cohort, t: int = 0) -> None:
-        """Refuse a cohort in which somebody has no round left; nothing of the round has happened yet."""
+        """Refuse a cohort in which a client has no round left; nothing of the round has happened yet."""
         over = cohort[self.spent[cohort] + self._cost(cohort, t) > self.allowed[cohort]]
         if len(over):
             first = int(over[0])
@@ -54,24 +89,20 @@ class Filter:
             )
 
     def charge(self, cohort: Cohort, t: int = 0) -> None:
-        """Check, then count."""
+        """Check a round, then count it."""
         self.check(cohort, t)
-        self.count(cohort, t)
+        self.ask(cohort, t)
 
-    def count(self, cohort: Cohort, t: int = 0) -> None:
-        """What was charged already stays charged, whatever the budget."""
+    def ask(self, cohort: Cohort, t: int) -> None:
+        """Count a round that is charged, whatever the budget; also for rounds replayed from a charge log."""
         self.spent[cohort] += self._cost(cohort, t)
         if self.epochs is not None:
             self.epochs.note(cohort, t)
         if self.elsewhere is not None:
             self.elsewhere.ask(cohort, t)
 
-    def ask(self, cohort: Cohort, t: int) -> None:
-        """`count`, for rounds that are replayed from a log (`ChargeListener`)."""
-        self.count(cohort, t)
-
     def add_receipts(self, refused: Iterable[int], charged: Iterable[tuple[int, int]], t: int) -> None:
-        """What silos say of round t: a refusal costs nothing, and one that was killed may have been charged twice.
+        """Correct round t by the silos' receipts: a refusal costs nothing; a killed silo may have charged twice.
 
         Where epochs are counted, a charge beyond those that were asked for is taken for a whole round anew.
         """
@@ -85,8 +116,8 @@ class Filter:
             beyond = np.maximum(self.elsewhere.total - self.elsewhere.asked, 0) - np.maximum(before, 0)
             self.spent[:] += np.maximum(beyond, 0) * self.epochs.steps
 
-    def _cost(self, cohort: Cohort, t: int) -> NDArray[np.int64]:
-        """Releases that one record of each would be in beyond those it was in; the same job again is none."""
+    def _cost(self, cohort: Cohort, t: int) -> Counts:
+        """Return the new releases of one record of each client in round t; a job that is sent again is none."""
         cost = np.ones(len(cohort), dtype=np.int64) if self.epochs is None else self.epochs.begun(cohort, t)
         return cost if self.elsewhere is None else np.where(self.elsewhere.again(cohort, t), 0, cost)
 
@@ -97,43 +128,40 @@ class Epochs:
 
     reads: RecordSampler
     steps: int  # of a silo in one round
-    last: NDArray[np.int64]
+    last: Counts
     read: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
 
-    def begun(self, cohort: Cohort, t: int) -> NDArray[np.int64]:
-        """How many epochs round t begins for each of a cohort; all that it touches, if it is run again."""
+    def begun(self, cohort: Cohort, t: int) -> Counts:
+        """Return how many epochs round t begins for each client; all that it touches, if it is run again."""
         first, end = self._touched(cohort, t)
         again = self.read[t][cohort] if t in self.read else np.zeros(len(cohort), dtype=np.bool_)
-        cost: NDArray[np.int64] = np.where(again, end - first + 1, end - np.maximum(self.last[cohort], first - 1))
+        cost: Counts = np.where(again, end - first + 1, end - np.maximum(self.last[cohort], first - 1))
         return cost
 
     def note(self, cohort: Cohort, t: int) -> None:
-        """Round t was run."""
+        """Note that round t was run with a cohort."""
         self.last[cohort] = np.maximum(self.last[cohort], self._touched(cohort, t)[1])
         self.read.setdefault(t, np.zeros(len(self.last), dtype=np.bool_))[cohort] = True
 
-    def _touched(self, cohort: Cohort, t: int) -> NDArray[np.int64]:
-        """First and last epoch [2, m] of a round's steps."""
+    def _touched(self, cohort: Cohort, t: int) -> Counts:
+        """Return the first and last epoch [2, m] of a round's steps."""
         ends = (t * self.steps, (t + 1) * self.steps - 1)
         return np.asarray([[self.reads.epoch(step, int(silo)) for silo in cohort] for step in ends], dtype=np.int64)
 
 
 def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None = None) -> Filter:
-    """The filter of a plan whose cohorts are seen; `own` gives single clients budgets of their own."""
+    """Return the filter of a plan whose cohorts are visible; `own` gives single clients budgets of their own."""
     if plan.clients.random and not {"cohort", "messages"} & plan.release.sees:  # of either unit
         found = "a budget per client where the cohort is secret"
         needed = "a release that shows the cohort (noise_shares, local_noise), or a public sampler"
         raise PlanError("client budget", found, needed, "refusing a round would tell who was in it")
-    digest = plan.hash
-    population, reads, spent = plan.clients.population, plan.local.reads, plan.local.bound()
-    differ = bool(own) or len(plan.forecast.of("cohort")) > 1  # else one client stands for all
+    digest, population, reads = plan.hash, plan.clients.population, plan.local.reads
+    differ = bool(own) or len(plan.forecast.of("cohort")) > 1  # else the rounds of one client are those of all
     kinds = range(population if differ else 1)
     worth = [_worth(plan, digest, client, (own or {}).get(client, budget)) for client in kinds]
     allowed = np.full(population, worth[0]) if len(worth) < population else np.asarray(worth)
     nothing = np.zeros(population, dtype=np.int64)
-    steps, epochs = spent.count if isinstance(spent, AlreadyPrivate) else 1, None
-    if reads is not None and reads.disjoint:
-        epochs = Epochs(reads, steps, nothing - 1)
+    epochs = Epochs(reads, _steps(plan), nothing - 1) if reads is not None and reads.disjoint else None
     return Filter(allowed.astype(np.int64), nothing, epochs)
 
 
@@ -159,25 +187,25 @@ def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) ->
     raise PlanError("client budget", found, "a plan that its budgets can afford", fix)
 
 
-UNLIKELY = 1e-6
-
-
 def _needed(plan: Plan, budget: Filter) -> NDArray[np.float64]:
-    """Rounds of every client as planned, or, where epochs are counted, releases of one record of it: of the cost."""
+    """Return the planned rounds of every client or, where epochs are counted, releases of one of its records."""
     turns = plan.clients.participations(plan.rounds)
     if budget.epochs is None:
         return turns
+    planned = [Participation(plan.rounds, math.ceil(n)) for n in turns]
     if plan.release.correlated:
-        whole = [Participation(plan.rounds, math.ceil(n)) for n in turns]
         parts = (plan.clients, plan.local, plan.release)
-        return np.asarray([reads_of(*parts, one, silo) for silo, one in enumerate(whole)], dtype=np.float64)
+        return np.asarray([reads_of(*parts, one, silo) for silo, one in enumerate(planned)], dtype=np.float64)
     rounds = replace(plan, prepare=())
-    costs = [rounds.cost(Participation(plan.rounds, math.ceil(n)), silo) for silo, n in enumerate(turns)]
-    return np.asarray([sum(count for _, count in cost.line("cohort").entries) for cost in costs], dtype=np.float64)
+    lines = [rounds.cost(one, silo).line("cohort") for silo, one in enumerate(planned)]
+    return np.asarray([sum(count for _, count in line.entries) for line in lines], dtype=np.float64)
+
+
+_KNOWN: dict[tuple[str, Line, Budget], int] = {}  # clients with the same line are computed once
 
 
 def _worth(plan: Plan, digest: str, client: int, budget: Budget) -> int:
-    """The most rounds whose cost is within a client's budget; 0 if even one costs more."""
+    """Return the most rounds whose cost is within a client's budget; 0 if even one costs more."""
     key = digest, plan.forecast.line("cohort", client), budget
     if key not in _KNOWN:
         try:
@@ -187,18 +215,131 @@ def _worth(plan: Plan, digest: str, client: int, budget: Budget) -> int:
     return _KNOWN[key]
 
 
-_KNOWN: dict[tuple[str, Line, Budget], int] = {}  # clients whose line is one and the same are asked for once
-
-
 def _line(plan: Plan, client: int, n: int) -> Line:
-    """What n rounds of a client cost; where the batches of an epoch are disjoint, n releases of one record of it."""
-    if plan.local.reads is not None and plan.local.reads.disjoint:
-        sure = Participation(plan.rounds, plan.rounds)
-        line = replace(plan, prepare=()).cost(sure, client).line("cohort", client)
-        if plan.release.correlated:
-            allowed = record_patterns(plan.clients, plan.local, plan.rounds, n, client)
-            line = replace(line, entries=plan.release.run_events(allowed))
+    """Return the cost of n rounds of a client; where batches of an epoch are disjoint, of n releases of one record."""
+    if plan.local.reads is None or not plan.local.reads.disjoint:
+        return plan.cost(Participation(max(n, plan.rounds), n), client).line("cohort")
+    line = replace(plan, prepare=()).cost(Participation(plan.rounds, plan.rounds), client).line("cohort", client)
+    if plan.release.correlated:
+        allowed = record_patterns(plan.clients, plan.local, plan.rounds, n, client)
+        line = replace(line, entries=plan.release.run_events(allowed))
+    else:
+        line = replace(line, entries=tuple((event, n) for event, _ in line.entries))
+    return with_preparations(Cost(plan.unit, (line,)), plan.prepare, plan.release, 1).lines[0]
+
+
+# ---- charges of deployed runs ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SiloCost:
+    """Cost of a plan on one silo's data, to one adversary, as charges to its ledger."""
+
+    plan: Plan
+    silo: int
+    adversary: Adversary = "cohort"
+
+    @property
+    def whole(self) -> bool:
+        """Whether the run is charged at admission."""
+        plan = self.plan
+        hidden = plan.clients.random and plan.clients.amplifies and plan.release.hides_cohort(plan.clients)
+        return plan.release.correlated or (self.adversary == "models" and plan.unit == "client" and hidden)
+
+    @property
+    def jobs(self) -> int:
+        """How many messages the charge at admission covers: one for each round in which sampling may take this silo."""
+        return self.plan.clients.amplified_rounds(self.plan.rounds) if self.whole else 0
+
+    @property
+    def asked(self) -> Request:
+        """Request for admission: all planned rounds; of random cohorts, as many as this silo is in on average."""
+        line = self.plan.forecast.line(self.adversary, self.silo)
+        if self.whole:
+            items = tuple(Item(event, count) for event, count in line.entries if count)
         else:
-            line = replace(line, entries=tuple((event, n) for event, _ in line.entries))
-        return with_preparations(Cost(plan.unit, (line,)), plan.prepare, plan.release, 1).lines[0]
-    return plan.cost(Participation(max(n, plan.rounds), n), client).line("cohort")
+            rounds = math.ceil(float(self.plan.clients.participations(self.plan.rounds)[self.silo]))
+            if self._blocks(0) is not None:
+                items = tuple(item for t in range(rounds) for item in self.job(t))
+            else:
+                items = tuple(Item(event, count) for event, count in self._line(rounds).entries if count)
+        return Request(self.plan.unit, line.relation, items, self.plan.hash)
+
+    def job(self, t: int) -> tuple[Item, ...]:
+        """Return the cost of one message of round t; of a run that is charged whole, of one that is drawn again."""
+        if self.plan.release.correlated:  # a round that is drawn again has no bound
+            return (Item(Unprotected()),)
+        blocks, entries = self._blocks(t), self._line(1).entries
+        if blocks is None:
+            return tuple(Item(event, count) for event, count in entries)
+        ((event, _),) = entries
+        return tuple(Item(event, 1, block) for block in blocks)
+
+    def _line(self, rounds: int) -> Line:
+        """Return the cost of `rounds` rounds that this silo is in, none amplified by the sampling of silos."""
+        seen: Adversary = "messages" if self.adversary == "messages" else "cohort"
+        return self.plan.cost(Participation(rounds, rounds), self.silo).line(seen, self.silo)
+
+    def _blocks(self, t: int) -> list[Block] | None:
+        """Return the blocks that round t reads, step by step, if the plan's batches are blocks of a public order."""
+        reads, steps = self.plan.local.reads, _steps(self.plan)
+        if reads is None:
+            return None
+        found = [reads.block(step, self.silo) for step in range(t * steps, (t + 1) * steps)]
+        order = f"{self.silo}/{reads.size(self.silo)}"
+        blocks = [Block(f"{order}/{one[0]}", one[1], one[2]) for one in found if one is not None]
+        return blocks if len(blocks) == steps else None
+
+
+@dataclass
+class ClientCharges:
+    """Charges of every client so far; `replays`: the same job again costs nothing."""
+
+    asked: Counts  # and not refused
+    since: Counts  # asked and not refused after the last receipt
+    receipts: Counts
+    replays: bool
+    local: bool
+    answered: dict[int, set[int]] = field(default_factory=dict)  # by round
+    open: dict[int, set[int]] = field(default_factory=dict)  # by round, the clients that its present job was sent to
+    replayed: list[int] = field(default_factory=list)  # rounds charged again for a job that all had: no new noise
+
+    @classmethod
+    def of(cls, plan: Plan) -> ClientCharges:
+        """Return the charges of a plan before its first round."""
+        none, local = np.zeros(plan.clients.population, dtype=np.int64), plan.release.local
+        return cls(none, none.copy(), none.copy(), local and "secure_sum" not in plan.needs, local)
+
+    def again(self, cohort: Cohort, t: int) -> NDArray[np.bool_]:
+        """Return which clients of a cohort have the job of round t already."""
+        known = self.open.get(t) if self.replays else None
+        return np.zeros(len(cohort), dtype=np.bool_) if not known else np.isin(cohort, list(known))
+
+    def ask(self, cohort: Cohort, t: int) -> None:
+        """Charge round t; rounds after it that were asked before may begin at another state, and be other jobs."""
+        fresh = cohort[~self.again(cohort, t)]
+        self.replayed += [t] * (len(cohort) > 0 and len(fresh) == 0)
+        self.asked[fresh] += 1
+        self.since[fresh] += 1
+        if self.replays:
+            self.open = {round: who for round, who in self.open.items() if round <= t}
+            self.open.setdefault(t, set()).update(cohort.tolist())
+
+    def add_receipts(self, refused: Iterable[int], charged: Iterable[tuple[int, int]], t: int) -> None:
+        """Add who refused the last charge, which was for round t, and what others say that they were charged in all."""
+        for client in refused:
+            self.asked[client] = max(0, self.asked[client] - 1)
+            self.since[client] -= 1
+            self.open.get(t, set()).discard(client)
+        for client, charges in charged:
+            self.receipts[client], self.since[client] = max(self.receipts[client], charges), 0
+            self.answered.setdefault(t, set()).add(client)
+
+    @property
+    def total(self) -> Counts:
+        """How often each client was charged."""
+        floor = self.asked if not self.local else np.zeros_like(self.asked)
+        for who in self.answered.values() if self.local else ():
+            floor[list(who)] += 1
+        found: Counts = np.maximum(self.receipts + np.maximum(self.since, 0), floor)
+        return found

@@ -1,4 +1,4 @@
-"""The policy of a silo: what may be done with its data, a file that its operator writes. Checked before anything runs.
+"""The policy of a silo: a file by which its operator says what may be done with its data. Silos check every plan by it.
 
 ```toml
 dataset = "cleveland"
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -60,20 +61,20 @@ class Policy:
     expires: str | None = None
 
     def __post_init__(self) -> None:
-        _known = [("releases", self.releases, sorted(Release.members)), ("noise", self.noise, list(get_args(Mode)))]
-        _known += [("own_code", self.own_code, list(GRADES))]
-        for name, given, known in _known:
+        lists: dict[str, tuple[Sequence[str], list[str]]] = {
+            "releases": (self.releases, sorted(Release.members)),
+            "noise": (self.noise, list(get_args(Mode))),
+            "own_code": (self.own_code, list(GRADES)),
+        }
+        for name, (given, known) in lists.items():
             wrong = next((one for one in given if one not in known), None)
             if wrong is not None or not given:
                 fix = codec.nearest(str(wrong), known) if given else f"known: {', '.join(known)}"
                 found = f"{name} = {brief_repr(list(given))} in a policy"
                 raise ConfigError(found, "at least one, of those that are", fix)
-        for name, least in (
-            ("least_noise_multiplier", self.least_noise_multiplier),
-            ("least_cohort", self.least_cohort),
-        ):
-            if not 0 <= least < math.inf:
-                raise ConfigError(f"{name} = {brief_repr(least)} in a policy", "a number, 0 or above")
+        for name in ("least_noise_multiplier", "least_cohort"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} = {brief_repr(getattr(self, name))} in a policy", "a number, 0 or above")
         for digest in (*self.models, *self.plans):
             if len(digest) != 64 or not set(digest) <= set(string.hexdigits.lower()):
                 found = f"the hash {brief_repr(digest)} in a policy"
@@ -83,7 +84,7 @@ class Policy:
 
     @property
     def limit(self) -> Limit:
-        """What the ledger holds the data set to."""
+        """Limit of the data set in the silo's ledger."""
         return Limit(self.epsilon, self.delta, self.unit, self.relation)
 
     def _expiry(self) -> date:
@@ -104,7 +105,7 @@ class Policy:
         today: date | None = None,
         own_code: Grade = "by construction",
     ) -> str | None:
-        """Why this plan may not touch the data, in one sentence; None: it may, as far as the ledger can afford.
+        """Say in one sentence why a plan may not use the data; None if it may, as far as the ledger can afford.
 
         `silo` is this silo's place in the plan, `model` the hash of the model that the run brings, and
         `own_code` the grade of its code on this silo's records.
@@ -121,13 +122,11 @@ class Policy:
             (0 <= silo < plan.clients.population, f"the plan has no silo {silo}"),
         )
         refused = next((reason for good, reason in asked if not good), None)
-        return refused or self._check_sizes(plan, silo)
-
-    def _check_sizes(self, plan: Plan, silo: int) -> str | None:
+        if refused is not None:
+            return refused
         line = plan.forecast.line(self.adversary, silo)
-        noise_multiplier = min(noise_of(event) for event, _ in line.entries)
-        if noise_multiplier < self.least_noise_multiplier:
-            least = self.least_noise_multiplier
+        noise_multiplier, least = min(noise_of(event) for event, _ in line.entries), self.least_noise_multiplier
+        if noise_multiplier < least:
             return f"the noise multiplier is {noise_multiplier:g}, and the least allowed is {least:g}"
         cohort = getattr(plan.release, "at_least", plan.clients.expected)
         if cohort < self.least_cohort:
@@ -136,7 +135,7 @@ class Policy:
 
 
 def noise_of(event: Event) -> float:
-    """The noise multiplier of the noise inside an event; 0 if it states none."""
+    """Return the noise multiplier of the noise inside an event; 0 if it states none."""
     inner: Any = event
     while hasattr(inner, "event"):
         inner = inner.event
@@ -144,7 +143,7 @@ def noise_of(event: Event) -> float:
 
 
 def load(path: Path) -> Policy:
-    """Read a policy; every mistake in it is one sentence."""
+    """Read a policy from a TOML file."""
     table = codec.read_toml(path, EXAMPLE)
     codec.check_plain(table)
     codec.load_plugins()

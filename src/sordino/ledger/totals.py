@@ -1,25 +1,30 @@
-"""Totals of a data set: all charges over every run on it, as one composition. The ledger and certificates call it.
+"""Lines of a ledger and their totals: all charges to a data set, over every run on it, as one composition.
 
     spent(data set) = max over its records of epsilon( everything that record was in )
 
 A release reads the whole data set, or one block of a public order of its records (one pass), or one silo of it. Blocks
 of one order that do not overlap have no record in common, so they compose in parallel, across runs too: the records
 that were read most count. All is composed under the one relation of the limit; epsilons are never added.
+
+A line is data, written by the codec as JSON (`journal` stores them in order); an account is what all lines of a data
+set add up to. Nothing here touches a file. Called by the ledger and by certificates.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
+from sordino import codec
 from sordino.accounting import accountant
 from sordino.accounting.bounds import Unit
 from sordino.accounting.events import Entries, Event, Relation
 from sordino.errors import ConfigError, PlanError, brief_repr
 
-LIMITS = (2**31, 32)  # the largest count; kinds of records that are told apart
+LIMITS = (2**31, 32)  # the largest count; the most kinds of records that are composed one by one
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Item:
-    """`event` so many times; of one block of the records, of one silo by its name, or of all."""
+    """An event and how often it was charged: to one block of the records, to one silo by its name, or to all."""
 
     event: Event
     count: int = 1
@@ -47,20 +52,19 @@ class Item:
             raise ConfigError(f"the block {self.block}", "positions from `start` up to `stop`, at least one")
 
 
-Held = tuple[Event, Block | None, str]  # what makes two items the same but for their counts
-Total = Counter[Held]
+Total = Counter[tuple[Event, Block | None, str]]  # counts of items
 
 
 def total(items: tuple[Item, ...]) -> Total:
-    """Identical events, counted."""
+    """Add up the counts of items with the same event, block and silo."""
     found: Total = Counter()
     for item in items:
         found[item.event, item.block, item.silo] += item.count
     return found
 
 
-def items(held: Mapping[Held, int]) -> tuple[Item, ...]:
-    """A total as items."""
+def items(held: Total) -> tuple[Item, ...]:
+    """Return a total as items."""
     return tuple(Item(event, count, block, silo) for (event, block, silo), count in held.items() if count)
 
 
@@ -79,10 +83,10 @@ class Limit:
             raise ConfigError(found, "epsilon above 0 and finite, and delta in [0, 1)")
 
     def mismatch(self, unit: Unit, relation: Relation) -> str | None:
-        """Why releases of this unit and relation cannot be held against this limit; None: they can.
+        """Say why releases of this unit and relation cannot be compared with this limit; None if they can.
 
-        Whoever is replaced is removed, or zeroed, and another added: the movement of 2 is in what an event states for
-        `replace_one`. Of the other relations none follows from another.
+        Replacing one is removing (or zeroing) it and adding another: an event states the sensitivity of 2 for
+        `replace_one`. No other relation follows from another.
         """
         if unit != self.unit:
             return f"one {unit} is protected, and the limit is for one {self.unit}"
@@ -90,35 +94,28 @@ class Limit:
             return f"neighbours differ by {relation}, and the limit is for {self.relation}"
         return None
 
-    def holds(self, held: Mapping[Held, int]) -> bool:
-        """Whether all of it together is within the limit; an event that states nothing for the relation is not."""
-        return self.beyond(held) is None
+    def beyond(self, held: Total) -> float | None:
+        """Return the epsilon of a total if it is above the limit, infinity if an event has no bound for the relation.
 
-    def beyond(self, held: Mapping[Held, int]) -> float | None:
-        """The epsilon of it, if that is more than the limit.
-
-        Any upper bound will do, the cheap one first: the answer depends on nothing but the events.
+        Upper bounds are tried from the cheapest to the tightest: the answer depends on nothing but the events.
         """
         try:
-            over = [self._epsilon(each) for each in records(held) if each and self._rough(each) > self.epsilon]
+            for entries in filter(None, records(held)):
+                cheap = accountant.bound(entries, self.relation, self.delta, rough=True).value <= self.epsilon
+                if cheap or accountant.bound(entries, self.relation, self.delta).value <= self.epsilon:
+                    continue
+                proved = accountant.epsilon(entries, self.relation, self.delta).value
+                if not proved <= self.epsilon:
+                    return proved
         except PlanError:
             return math.inf
-        return next((found for found in over if not found <= self.epsilon), None)
+        return None
 
-    def _rough(self, entries: Entries) -> float:
-        return accountant.bound(entries, self.relation, self.delta, rough=True).value
-
-    def _epsilon(self, entries: Entries) -> float:
-        first = accountant.bound(entries, self.relation, self.delta)
-        return first.value if first.value <= self.epsilon else self._proved(entries)
-
-    def _proved(self, entries: Entries) -> float:
-        return accountant.epsilon(entries, self.relation, self.delta).value
-
-    def epsilon_of(self, held: Mapping[Held, int]) -> float:
-        """The epsilon of the records that most was read of, at the limit's delta; inf: nothing is guaranteed."""
+    def epsilon_of(self, held: Total) -> float:
+        """Return the epsilon of the records that were read most, at the limit's delta; infinity: no guarantee."""
         try:
-            return max((self._proved(entries) for entries in records(held) if entries), default=0.0)
+            proved = (accountant.epsilon(entries, self.relation, self.delta) for entries in records(held) if entries)
+            return max((bound.value for bound in proved), default=0.0)
         except PlanError:
             return math.inf
 
@@ -131,13 +128,13 @@ class Standing:
     limit: Limit
     runs: int
     lines: int  # of the ledger, up to here
-    digest: str  # of the last of them
+    digest: str  # of the last line
     items: tuple[Item, ...]
     own: tuple[Item, ...]
 
     @property
     def epsilon(self) -> float:
-        """What the data set has spent in all."""
+        """Epsilon of everything that was charged to the data set."""
         return self.limit.epsilon_of(total(self.items))
 
     def covers(self, cost: tuple[Item, ...]) -> bool:
@@ -145,59 +142,227 @@ class Standing:
         return total(cost) <= total(self.own) <= total(self.items)
 
 
-def records(held: Mapping[Held, int]) -> list[Entries]:
-    """Everything that one record was in, for each kind of record."""
+# ---- which records a total is composed for --------------------------------------------------------------------------
+
+
+def records(held: Total) -> list[Entries]:
+    """Return everything that one record was in, for each kind of record."""
     silos = sorted({silo for _, _, silo in held if silo}) or [""]
-    kinds = {kind for silo in silos for kind in _of_silo(held, silo)}
+    kinds = {frozenset(found.items()) for silo in silos for found in _records_of_silo(held, silo)}
     return [tuple(sorted(kind, key=repr)) for kind in sorted(kinds, key=repr)]
 
 
-Kind = frozenset[tuple[Event, int]]
+def _records_of_silo(held: Total, silo: str) -> list[Counter[Event]]:
+    """Return the events that single records of a silo were in, by position in the order that blocks refer to.
 
-
-def _of_silo(held: Mapping[Held, int], silo: str) -> Iterator[Kind]:
+    Blocks of several orders, or too many kinds of positions, are composed as if one record had been in the most of
+    each.
+    """
     whole: Counter[Event] = Counter()
     orders: dict[str, list[tuple[Block, Event, int]]] = {}
-    for (event, block, whose), count in held.items():
-        if whose not in ("", silo) or not count:
+    for (event, block, name), count in held.items():
+        if name not in ("", silo) or not count:
             continue
         if block is None:
             whole[event] += count
         else:
             orders.setdefault(block.order, []).append((block, event, count))
-    yield from (_kind(whole + read) for read in _read(list(orders.values())))
-
-
-def _read(orders: list[list[tuple[Block, Event, int]]]) -> list[Counter[Event]]:
-    """What single records were in beside the whole: by positions in one order; of several orders, the most of each."""
-    if not orders:
-        return [Counter()]
-    each = [_positions(blocks) for blocks in orders]
+    each = [_positions(blocks) for blocks in orders.values()]
     if len(each) == 1 and len(each[0]) <= LIMITS[1]:
-        return each[0]
-    ceiling: Counter[Event] = Counter()
+        return [+(whole + read) for read in each[0]]
     for kinds in each:
         most: Counter[Event] = Counter()
         for kind in kinds:
             most |= kind
-        ceiling += most
-    return [ceiling]
+        whole += most
+    return [+whole]
 
 
 def _positions(blocks: list[tuple[Block, Event, int]]) -> list[Counter[Event]]:
-    """The different kinds of positions, by a walk along the order."""
+    """Return the different sets of events that positions of one order were in."""
     steps: dict[int, Counter[Event]] = {}
     for block, event, count in blocks:
         steps.setdefault(block.start, Counter())[event] += count
         steps.setdefault(block.stop, Counter())[event] -= count
     here: Counter[Event] = Counter()
-    found: dict[Kind, Counter[Event]] = {}
-    for at in sorted(steps):
-        here.update(steps[at])
+    found: dict[frozenset[tuple[Event, int]], Counter[Event]] = {}
+    for position in sorted(steps):
+        here.update(steps[position])
         here = +here
-        found.setdefault(_kind(here), here.copy())
+        found.setdefault(frozenset(here.items()), here.copy())
     return list(found.values())
 
 
-def _kind(counts: Counter[Event]) -> Kind:
-    return frozenset((event, count) for event, count in counts.items() if count)
+# ---- lines ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LimitEntry:
+    """Line by which the operator sets what a data set may spend."""
+
+    dataset: str
+    limit: Limit
+    at: str
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """Line of a run on a data set. `items` are charged whole, now; a later line of the same run replaces this one.
+
+    `jobs` of its messages are covered by `items`; every other, and every one that is drawn again, is charged apart.
+    """
+
+    dataset: str
+    run: str
+    unit: Unit
+    relation: Relation
+    items: tuple[Item, ...]
+    jobs: int
+    plan: str  # its hash: a run is admitted for one plan
+    at: str
+    chain: str = ""  # head of the run folder's charge log when it was admitted; empty: it has none
+
+
+@dataclass(frozen=True)
+class JobEntry:
+    """Line of one message of a run, before its noise is drawn; no items: the run was charged for it."""
+
+    dataset: str
+    run: str
+    job: str
+    items: tuple[Item, ...]
+    at: str
+    round: int | None = None  # from 0, where the job has one: the same round in another job was run again
+
+
+@dataclass(frozen=True)
+class RoundEntry:
+    """Line of one release of a run that was charged whole, noted before its noise is drawn; it costs nothing more.
+
+    So the ledger knows which rounds were released, whichever copy of the run's folder they were released from.
+    """
+
+    dataset: str
+    run: str
+    round: int  # from 1; 0: what the plan releases of columns before the first round
+    head: str  # of the run folder's charge log, with this charge
+    at: str
+
+
+@dataclass(frozen=True)
+class RestoreEntry:
+    """Line after a backup replaced a ledger that held more: what was charged since is not known."""
+
+    at: str
+    lost: int | None = None  # lines, by the head file that was found; None: nobody knows
+    dataset: str = ""  # all of them
+
+
+Entry = LimitEntry | RunEntry | JobEntry | RoundEntry | RestoreEntry
+_LINES: dict[str, type[Entry]] = {
+    "limit": LimitEntry, "run": RunEntry, "job": JobEntry, "round": RoundEntry, "restored": RestoreEntry,
+}  # fmt: skip
+
+
+def name_of(entry: Entry) -> str:
+    """Return the name of a line's kind, as it is written."""
+    return next(name for name, kind in _LINES.items() if isinstance(entry, kind))
+
+
+def to_json(entry: Entry) -> str:
+    return codec.to_json({"line": name_of(entry), **codec.dump(entry)})
+
+
+def parse(body: str) -> Entry:
+    """Read a line that `to_json` wrote; items that are the same in many lines are read once."""
+    table = json.loads(body)
+    kind = _LINES[table.pop("line")]
+    if "items" in table:
+        table["items"] = _items(json.dumps(table["items"]))
+    found: Entry = codec.read(kind, table, "line")
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _items(text: str) -> tuple[Item, ...]:
+    found: tuple[Item, ...] = codec.read(tuple[Item, ...], json.loads(text), "items")
+    return found
+
+
+# ---- accounts -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """A run in an account: its line, what it was charged whole and by jobs, and what it has released."""
+
+    line: RunEntry
+    whole: Total
+    single: Total = field(default_factory=Counter)
+    jobs: Counter[str] = field(default_factory=Counter)
+    released: list[RoundEntry] = field(default_factory=list)
+    rounds: set[int] = field(default_factory=set)  # of its jobs
+
+    @property
+    def charged(self) -> Total:
+        return self.whole + self.single
+
+    def covers(self, job: str, round: int | None = None) -> bool:
+        """Whether the run's whole charge covers the next message of a job: never one of a round again."""
+        return job not in self.jobs and round not in self.rounds and len(self.jobs) < self.line.jobs
+
+
+@dataclass
+class Account:
+    """One data set: its limit, its runs, and all that they have spent."""
+
+    limit: Limit
+    charged: Total = field(default_factory=Counter)
+    runs: dict[str, Run] = field(default_factory=dict)
+    restored: RestoreEntry | None = None  # lines were lost, and nobody has lowered the limit since
+
+    def admit(self, line: RunEntry) -> None:
+        """Replace a run's line, which never charges less than the one before."""
+        run = self.runs.setdefault(line.run, Run(line, Counter()))
+        self.charged = self.charged - run.whole + total(line.items)
+        run.line, run.whole = line, total(line.items)
+
+    def charge(self, line: JobEntry) -> None:
+        """Add the charge of one message."""
+        run = self.runs[line.run]
+        self.charged.update(total(line.items))
+        run.single.update(total(line.items))
+        run.jobs[line.job] += 1
+        run.rounds |= set() if line.round is None else {line.round}
+
+    def merged(self, line: RunEntry) -> RunEntry:
+        """Return a run's new line with no less than the run was charged whole before; its plan must be the same."""
+        if line.run not in self.runs:
+            return line
+        before = self.runs[line.run].line
+        if (before.unit, before.relation, before.plan) != (line.unit, line.relation, line.plan):
+            asked = f"plan {line.plan[:12]}, one {line.unit}, {line.relation}"
+            found = f"the run {brief_repr(line.run)} again, with {asked}"
+            needed = f"plan {before.plan[:12]}, one {before.unit}, {before.relation}, as it was admitted"
+            raise ConfigError(found, needed, "give it a name of its own")
+        both = total(before.items) | total(line.items)
+        merged = replace(line, items=items(both), jobs=max(before.jobs, line.jobs), chain=line.chain or before.chain)
+        same = (both, merged.jobs, merged.chain) == (total(before.items), before.jobs, before.chain)
+        return before if same else merged
+
+
+def take(accounts: dict[str, Account], entry: Entry) -> None:
+    """Add one more line to the accounts of a ledger; KeyError if it is of a data set or run without a line."""
+    match entry:
+        case LimitEntry():
+            account = accounts.setdefault(entry.dataset, Account(entry.limit))
+            account.limit, account.restored = entry.limit, None
+        case RunEntry():
+            accounts[entry.dataset].admit(entry)
+        case JobEntry():
+            accounts[entry.dataset].charge(entry)
+        case RoundEntry():
+            accounts[entry.dataset].runs[entry.run].released.append(entry)
+        case RestoreEntry():
+            for account in accounts.values():
+                account.restored = entry

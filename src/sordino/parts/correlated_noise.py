@@ -15,8 +15,7 @@ import numpy as np
 
 from sordino.accounting.bounds import AlreadyPrivate, Bound
 from sordino.accounting.events import Event, GaussianNoise, Unprotected
-from sordino.accounting.matrix.sensitivity import Patterns
-from sordino.accounting.matrix.toeplitz import Floats
+from sordino.accounting.sensitivity import Floats, Patterns
 from sordino.errors import PlanError
 from sordino.parts.mechanisms import Gaussian, Mechanism
 from sordino.parts.releases import CentralNoise, Release, Sees, need_bound

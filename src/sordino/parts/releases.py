@@ -26,8 +26,7 @@ from sordino.parts.schedules import require
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sordino.accounting.matrix.sensitivity import Patterns
-    from sordino.accounting.matrix.toeplitz import Floats
+    from sordino.accounting.sensitivity import Floats, Patterns
     from sordino.parts.record_samplers import RecordSampler
     from sordino.parts.samplers import Cohort, Sampler
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from sordino import codec
 from sordino.accounting import events
+from sordino.accounting.composition import binomial_most, binomial_within
 from sordino.accounting.events import Event, Relation
-from sordino.accounting.trials import binomial_most, binomial_within
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, brief_repr

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.accounting.matrix.toeplitz import workload
+from sordino.accounting.matrix import workload
 from sordino.codec import Part
 from sordino.codec.boundary import of_type, returns, tensors
 from sordino.errors import PlanError, brief_repr

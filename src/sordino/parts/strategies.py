@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sordino.accounting.matrix import optimize, sensitivity, toeplitz
-from sordino.accounting.matrix.sensitivity import Patterns
-from sordino.accounting.matrix.toeplitz import Floats
+from sordino.accounting import matrix, sensitivity
+from sordino.accounting.sensitivity import Floats, Patterns
 from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor, tensors
 from sordino.errors import PlanError
@@ -55,7 +54,7 @@ class Strategy(Part):
 
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
         """Return the noise variance of every model, for Z of variance 1; `work` is the first column of workload A."""
-        workload = toeplitz.dense(np.ones(rounds) if work is None else work, rounds)
+        workload = sensitivity.dense(np.ones(rounds) if work is None else work, rounds)
         return np.asarray(np.sum((workload @ self.noise_matrix(rounds)) ** 2, axis=1))
 
     @property
@@ -116,14 +115,14 @@ class Toeplitz(Strategy):
         return sensitivity.toeplitz_sensitivity(self.column(allowed.rounds), allowed)
 
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
-        return toeplitz.errors(self.column(rounds), rounds, work)
+        return matrix.errors(self.column(rounds), rounds, work)
 
     def inverse(self, rounds: int) -> Floats:
         """Return the first column of C^-1."""
-        return toeplitz.inverse(self.column(rounds), rounds)
+        return matrix.inverse(self.column(rounds), rounds)
 
     def noise_matrix(self, rounds: int) -> Floats:
-        return toeplitz.dense(self.inverse(rounds), rounds)
+        return sensitivity.dense(self.inverse(rounds), rounds)
 
     @property
     def max_column_norm(self) -> float:
@@ -197,7 +196,7 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
     def fitted(self, allowed: Patterns, work: Callable[[], Floats]) -> Strategy:
         if self.weights:
             return self
-        found = optimize.best_buffers(optimize.Goal(allowed, work()).forgetting(self.forget), self.buffers)
+        found = matrix.best_buffers(matrix.Goal(allowed, work()).forgetting(self.forget), self.buffers)
         return replace(self, weights=_rounded(found.weights), decays=_rounded(found.decays))
 
     def is_fitted(self, rounds: int) -> bool:
@@ -206,7 +205,7 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
     def column(self, rounds: int) -> Floats:
         if not self.weights:
             raise PlanError("correlated noise", "buffers without weights", "a fitted plan", "plan = plan.fitted()")
-        return optimize.Buffers(self.weights, self.decays).column(rounds)
+        return matrix.Buffers(self.weights, self.decays).column(rounds)
 
     def inverse(self, rounds: int) -> Floats:
         """Return r,  r_t = [t = 0] - sum_j weights_j s_j,  s_j <- decays_j s_j + r_t, in O(rounds * buffers)."""
@@ -252,14 +251,14 @@ class Tree(Strategy, kind="tree"):
         return _tree_sensitivity(allowed)
 
     def noise_matrix(self, rounds: int) -> Floats:
-        return toeplitz.tree_noise_matrix(rounds)
+        return matrix.tree_noise_matrix(rounds)
 
     @property
     def max_column_norm(self) -> float:
         return math.sqrt(1 + math.log2(LONG))
 
     def noise_std(self, t: int) -> float:
-        return toeplitz.tree_noise_std(t)
+        return matrix.tree_noise_std(t)
 
     def init(self, length: int) -> Memory:
         import torch
@@ -274,7 +273,7 @@ class Tree(Strategy, kind="tree"):
         before = blocks.double().sum(0)
         carry, level = fresh(), 0
         while at >> level & 1:
-            own = toeplitz.tree_own_weight(level + 1)
+            own = matrix.tree_own_weight(level + 1)
             carry = own * fresh() + (1 - own) * (carry + blocks[level])
             blocks[level] = 0.0
             level += 1
@@ -286,7 +285,7 @@ class Tree(Strategy, kind="tree"):
 
 @lru_cache(maxsize=32)
 def _tree_sensitivity(allowed: Patterns) -> float:
-    return sensitivity.sensitivity_bound(toeplitz.tree_gram(allowed.rounds), allowed)
+    return sensitivity.sensitivity_bound(matrix.tree_gram(allowed.rounds), allowed)
 
 
 class _Banded(Toeplitz):
@@ -339,7 +338,7 @@ class BandedSquareRoot(_Banded, kind="banded_square_root"):
         _check_count("width", self.width)
 
     def column(self, rounds: int) -> Floats:
-        return toeplitz.square_root(min(self.width, rounds))
+        return matrix.square_root(min(self.width, rounds))
 
 
 @dataclass(frozen=True)
@@ -376,11 +375,11 @@ class Banded(_Banded, kind="banded"):
     def fitted(self, allowed: Patterns, work: Callable[[], Floats]) -> Strategy:
         if self.coefficients:
             return replace(self, ends=self._ends(self.coefficients, allowed))
-        goal = optimize.Goal(allowed, work()).forgetting(self.forget)
-        found = optimize.best_bands(goal, self.width)
-        if self.forget != 0.0 or not self._ends(found, allowed) or allowed.rounds > optimize.LONGEST:
+        goal = matrix.Goal(allowed, work()).forgetting(self.forget)
+        found = matrix.best_bands(goal, self.width)
+        if self.forget != 0.0 or not self._ends(found, allowed) or allowed.rounds > matrix.LONGEST:
             return replace(self, coefficients=_rounded(found), ends=self._ends(found, allowed))
-        first, drift = optimize.Search(goal, len(found)).found(found)
+        first, drift = matrix.DriftSearch(goal, len(found)).found(found)
         return replace(self, coefficients=_rounded(first), drift=_rounded(drift), ends=allowed.rounds)
 
     def is_fitted(self, rounds: int) -> bool:
@@ -415,7 +414,7 @@ class Banded(_Banded, kind="banded"):
     def _columns(self, rounds: int) -> Floats:
         """Return [rounds, bands]: each column of C from the diagonal down, before scaling."""
         drift = np.asarray(self.drift) if self.drift else np.zeros(len(self.coefficients))
-        return optimize.columns(np.asarray(self.coefficients), drift, rounds, self.ends)
+        return matrix.columns(np.asarray(self.coefficients), drift, rounds, self.ends)
 
     def sensitivity(self, allowed: Patterns) -> float:
         """Return sqrt(rounds of one client) ||c|| for bands that do not overlap, whenever the run ends."""
@@ -423,28 +422,28 @@ class Banded(_Banded, kind="banded"):
             return super().sensitivity(allowed)
         if len(self.coefficients) <= allowed.min_separation:
             return math.sqrt(allowed.reachable) * float(np.linalg.norm(self.coefficients))
-        matrix = optimize.matrix(self._columns(allowed.rounds)) / self._scales(allowed.rounds)
-        return sensitivity.sensitivity_bound(matrix.T @ matrix, allowed)
+        scaled = matrix.banded_matrix(self._columns(allowed.rounds)) / self._scales(allowed.rounds)
+        return sensitivity.sensitivity_bound(scaled.T @ scaled, allowed)
 
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
         workload, scales = np.ones(rounds) if work is None else work, self._scales(rounds)
         if self.drift:
-            return optimize.errors(self._columns(rounds), scales, workload)
+            return matrix.drifting_errors(self._columns(rounds), scales, workload)
         found = super().errors(rounds, work)
         late = range(max(0, self.ends - len(self.coefficients) + 1), rounds) if self.ends else ()
-        back = toeplitz.inverse(self.column(rounds), rounds)
+        back = matrix.inverse(self.column(rounds), rounds)
         for t in late:  # sum_s A_{t-s} scale_s r_{s-j}, the noise of model t in each Z_j
-            found[t] = np.sum(toeplitz.correlate(back[: t + 1], workload[t::-1] * scales[: t + 1]) ** 2)
+            found[t] = np.sum(matrix.correlate(back[: t + 1], workload[t::-1] * scales[: t + 1]) ** 2)
         return found
 
     def noise_matrix(self, rounds: int) -> Floats:
         if not self.drift:
             return self._scales(rounds)[:, None] * super().noise_matrix(rounds)
-        return self._scales(rounds)[:, None] * optimize.solve_columns(self._columns(rounds), np.eye(rounds))
+        return self._scales(rounds)[:, None] * matrix.solve_columns(self._columns(rounds), np.eye(rounds))
 
     def noise_std(self, t: int) -> float:
         if not self.drift:
             return self.scale(t) * super().noise_std(t)
         unit = np.zeros((t + 1, 1))
         unit[t] = self.scale(t)
-        return float(np.linalg.norm(optimize.solve_columns(self._columns(t + 1), unit, back=True)))
+        return float(np.linalg.norm(matrix.solve_columns(self._columns(t + 1), unit, back=True)))

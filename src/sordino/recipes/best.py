@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sordino.accounting import calibration
+from sordino.accounting.accountant import default_delta
 from sordino.accounting.calibration import calibrate
 from sordino.accounting.composition import Line, Participation, client_cost, with_preparations
-from sordino.accounting.delta import default_delta
 from sordino.errors import PlanError, brief_repr
 from sordino.parts.correlated_noise import CorrelatedNoise, noise_of_models
 from sordino.parts.encoding import Postprocess

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
+from sordino.accounting.accountant import default_delta
 from sordino.accounting.calibration import Budget, calibrate_silos
-from sordino.accounting.delta import default_delta
 from sordino.errors import ConfigError
 from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.mechanisms import Preparation

@@ -1,7 +1,7 @@
 """Certified runs as the report reads them, and runs compared: metrics, privacy cost and differing settings.
 
 Runs that differ only in their seed are one setting: its metrics are means with 95% intervals, and differences to the
-best setting are paired by seed. Called by `sordino compare`, by the report's page and by `runs.loading`.
+best setting are paired by seed. Called by `sordino compare`, by the report's page and by `runs.folder`.
 """
 
 from __future__ import annotations

@@ -1,35 +1,44 @@
-"""charges.jsonl and the other files of a run that only grow. Called by the run's writer and reader.
+"""charges.jsonl, receipts.jsonl and refused.json of a run folder. Called by the folder's writer and reader.
 
-One line per release, each bound to the configuration and to the line before:
+charges.jsonl has one line per release, each bound to the configuration and to the line before:
 
     head_0 = sha256(run.json)        line_k = {round, cohort?, config, before: head_k-1}        head_k = sha256(line_k)
 
 A line that is changed, added, dropped, doubled or moved breaks the hash chain, and so does a plan or a noise mode that
 is changed after the first charge. Somebody who rewrites every file of a folder can make them agree: only a signature
 prevents that.
+
+receipts.jsonl has one line after each round of a deployed run: which clients refused (no message left), and how often
+each silo says that this run was charged to its data. It is written only where the cohort is public or visible.
+
+refused.json is the charge that a budget did not allow: round, cohort, configuration, head of the charge log. It is
+accepted only if the budget, counted again from the charges, has no room for that cohort. A run that a budget has ended
+is over: continuing it with other random cohorts after a look at the model would choose its length by the data.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sordino.codec import durable_files
-from sordino.errors import CertificateError
+from sordino.config import Config
+from sordino.engines.base import Receipt
+from sordino.errors import BudgetError, CertificateError
+from sordino.ledger.budget import ClientCharges, Filter
+from sordino.loop import RoundReceipts
+from sordino.outcome import replay_charges
 from sordino.parts.samplers import NO_RANDOMNESS, Cohort
 from sordino.plan import Plan
 
-NAME = "charges.jsonl"
-
-
-def digest(data: bytes) -> str:
-    """sha256."""
-    return hashlib.sha256(data).hexdigest()
+CHARGES, RECEIPTS, REFUSED = "charges.jsonl", "receipts.jsonl", "refused.json"
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)  # what a damaged line raises
 
 
 @dataclass(frozen=True)
@@ -42,28 +51,23 @@ class Charge:
     before: str  # sha256 of the line before
 
     def line(self) -> bytes:
-        """The charge as its line of the file: there is one way to write it."""
+        """Return the charge as its line of charges.jsonl; a line with any other bytes is refused."""
         seen = {} if self.cohort is None else {"cohort": list(self.cohort)}
         return json.dumps({"round": self.round, **seen, "config": self.config, "before": self.before}).encode()
 
 
 @dataclass(frozen=True)
 class ChargeLog:
-    """All charges of a run in their order, with the hash of each line."""
+    """All charges of a run in their order; `heads` is the hash of run.json, then the hash of each line."""
 
-    root: str
+    heads: tuple[str, ...]
     charges: tuple[Charge, ...] = ()
-    heads: tuple[str, ...] = ()
     size: int = 0  # bytes of whole lines
-    torn: bool = False  # bytes of a last line without an end: a kill while it was written, before its noise
-
-    @property
-    def head(self) -> str:
-        return self.heads[-1] if self.heads else self.root
+    torn: bool = False  # a last line without an end: a kill while it was written, before its noise
 
     @property
     def rounds(self) -> list[int]:
-        """The charged rounds, counted from 0; a round that was run again stands twice."""
+        """The charged rounds, counted from 0; a round that was run again is listed twice."""
         return [charge.round - 1 for charge in self.charges if charge.round]
 
     @property
@@ -72,97 +76,96 @@ class ChargeLog:
         return sum(charge.round == 0 for charge in self.charges)
 
     def cohorts(self, plan: Plan) -> list[Cohort]:
-        """The cohort of each charged round, where it is public or visible by design; else nothing."""
+        """Return the cohort of each charged round where cohorts are public or visible by design, else nothing."""
         if not plan.clients.random:
             return [plan.clients.draw(t, NO_RANDOMNESS) for t in self.rounds]
         return [np.asarray(charge.cohort, dtype=np.int64) for charge in self.charges if charge.cohort is not None]
 
 
-def parse(data: bytes, root: str, config: str, plan: Plan) -> ChargeLog:
-    """The charges of a file, with every link and every number checked, or `CertificateError`."""
+def parse_charges(data: bytes, root: str, config: str, plan: Plan) -> ChargeLog:
+    """Return the charges in the bytes of charges.jsonl; `CertificateError` if a link, a round or a cohort is wrong."""
     size = data.rfind(b"\n") + 1
     charges: list[Charge] = []
-    heads: list[str] = []
+    heads = [root]
     for number, line in enumerate(data[:size].split(b"\n")[:-1], start=1):
-        charge = _read(line, number)
-        if charge.before != (heads[-1] if heads else root):
-            raise _invalid(number, "does not follow the one before it: lines were changed, dropped or moved")
-        if charge.config != config:
-            raise _invalid(number, "was charged under another configuration than plan.toml's")
-        _check_round(charge.round, number, charges[-1].round if charges else None, plan)
-        _check_cohort(charge, number, plan)
+        charge, wrong = _read_charge(line), ""
+        if charge is None:
+            wrong = "is not a charge as this program writes one"
+        elif charge.before != heads[-1]:
+            wrong = "does not follow the one before it: lines were changed, dropped or moved"
+        elif charge.config != config:
+            wrong = "was charged under another configuration than plan.toml's"
+        else:
+            wrong = _wrong_round(charge.round, charges[-1].round if charges else None, plan)
+            wrong = wrong or _wrong_cohort(charge, plan)
+        if charge is None or wrong:
+            raise CertificateError(CHARGES, f"{CHARGES} line {number} {wrong}")
         charges.append(charge)
-        heads.append(digest(line))
-    return ChargeLog(root, tuple(charges), tuple(heads), size, size < len(data))
+        heads.append(hashlib.sha256(line).hexdigest())
+    return ChargeLog(tuple(heads), tuple(charges), size, size < len(data))
 
 
-def _invalid(number: int, what: str) -> CertificateError:
-    return CertificateError(NAME, f"{NAME} line {number} {what}")
-
-
-def _read(line: bytes, number: int) -> Charge:
+def _read_charge(line: bytes) -> Charge | None:
     try:
         table: dict[str, Any] = json.loads(line)
         cohort = table.get("cohort")
-        members = None if cohort is None else tuple(cohort)
-        found = Charge(table["round"], members, table["config"], table["before"])
+        found = Charge(table["round"], None if cohort is None else tuple(cohort), table["config"], table["before"])
         plain = type(found.round) is int and all(type(client) is int for client in found.cohort or ())
-        if plain and found.line() == line:
-            return found
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        pass
-    raise _invalid(number, "is not a charge as this program writes one")
+        return found if plain and found.line() == line else None
+    except _UNREADABLE:
+        return None
 
 
-def _check_round(found: int, number: int, before: int | None, plan: Plan) -> None:
-    """Rounds count up from 1; after a kill the same round again, or, from the older checkpoint, the one before it.
+def _wrong_round(found: int, before: int | None, plan: Plan) -> str:
+    """Say why round `found` cannot follow round `before`; empty if it can.
 
+    Rounds count up from 1; after a kill the same round comes again, or, from the older checkpoint, the one before it.
     A plan with preparations begins at 0: they are charged before round 1.
     """
     first = 0 if plan.prepare else 1
     allowed = (first,) if before is None else (before - 1, before, before + 1)
-    if found not in allowed or not first <= found <= plan.rounds or (found == 0 and before):
-        what = f"charges round {found}, which cannot follow {'nothing' if before is None else before}"
-        raise _invalid(number, f"{what} in {plan.rounds} rounds")
+    if found in allowed and first <= found <= plan.rounds and not (found == 0 and before):
+        return ""
+    last = "nothing" if before is None else before
+    return f"charges round {found}, which cannot follow {last} in {plan.rounds} rounds"
 
 
-def _check_cohort(charge: Charge, number: int, plan: Plan) -> None:
+def _wrong_cohort(charge: Charge, plan: Plan) -> str:
     if (charge.cohort is not None) != (cohort_is_visible(plan) and charge.round > 0):
-        raise _invalid(number, "holds a cohort that is not seen, or hides one that is")
+        return "holds a cohort that is not seen, or hides one that is"
     if charge.cohort is None:
-        return
+        return ""
     population = plan.clients.population
     if not all(0 <= client < population for client in charge.cohort) or len(set(charge.cohort)) != len(charge.cohort):
-        raise _invalid(number, f"holds a cohort that is not of {population} clients, each at most once")
-    if not plan.clients.random and charge.cohort != tuple(plan.clients.draw(charge.round - 1, NO_RANDOMNESS).tolist()):
-        raise _invalid(number, "holds another cohort than the plan's")
+        return f"holds a cohort that is not of {population} clients, each at most once"
+    fixed = None if plan.clients.random else tuple(plan.clients.draw(charge.round - 1, NO_RANDOMNESS).tolist())
+    return "" if fixed in (None, charge.cohort) else "holds another cohort than the plan's"
 
 
 def cohort_is_visible(plan: Plan) -> bool:
-    """Whether the release shows who took part by design, so that it may be written down."""
+    """Whether the release shows by design who took part, so that the cohort may be written down."""
     return bool({"cohort", "messages"} & plan.release.sees)
 
 
-def next_charge(t: int, cohort: Cohort | None, config: str, before: str) -> Charge:
-    """The charge of round t (from 0) after the head `before`."""
-    return Charge(t + 1, None if cohort is None else tuple(cohort.tolist()), config, before)
+def next_charge(t: int, cohort: Cohort | None, config: str, before: str) -> bytes:
+    """Return the line that charges round t (from 0) after the head `before`."""
+    return Charge(t + 1, None if cohort is None else tuple(cohort.tolist()), config, before).line()
 
 
 def check_second_copy(data: bytes, log: ChargeLog, *, at_rest: bool) -> None:
-    """checkpoint/charged holds the hash of every charge a second time, so a charge that was removed is noticed.
+    """Refuse a charge log that lacks a charge which checkpoint/charged, the second copy of all hashes, has.
 
     A kill between the two writes leaves at most one charge that is not in the copy, or half of it; at rest, none.
     """
     *whole, rest = data.decode("ascii", "replace").split("\n")
-    ahead = len(log.heads) - len(whole)
-    if tuple(whole) != log.heads[: len(whole)] or ahead < 0:
-        raise CertificateError(NAME, f"{NAME} lacks a charge that checkpoint/charged holds: it was cut or replaced")
-    following = log.heads[len(whole)] if ahead else ""
+    heads = log.heads[1:]
+    ahead = len(heads) - len(whole)
+    if tuple(whole) != heads[: len(whole)] or ahead < 0:
+        what = f"{CHARGES} lacks a charge that checkpoint/charged holds: it was cut or replaced"
+        raise CertificateError(CHARGES, what)
+    following = heads[len(whole)] if ahead else ""
     if ahead > (0 if at_rest else 1) or not following.startswith(rest):
-        raise CertificateError("checkpoint/charged", f"checkpoint/charged is not the note of what stands in {NAME}")
-
-
-# ---- files that only grow -------------------------------------------------------------------------------------------
+        raise CertificateError("checkpoint/charged", f"checkpoint/charged does not hold the hashes of {CHARGES}")
 
 
 @dataclass(frozen=True)
@@ -174,34 +177,11 @@ class PrefixHash:
 
     @classmethod
     def of(cls, data: bytes) -> PrefixHash:
-        return cls(len(data), digest(data))
-
-    def check(self, data: bytes, name: str) -> bytes:
-        """The bytes that are bound; what follows them was written after the checkpoint and is to be written again."""
-        if PrefixHash.of(data[: self.size]) != self:
-            raise CertificateError(name, f"{name} is not what the checkpoint was written after")
-        return data[: self.size]
-
-
-class GrowingFile:
-    """A file of lines to append to; its size and hash are known without reading it again."""
-
-    def __init__(self, file: Path, data: bytes = b"") -> None:
-        self.file, self.size, self._sha = file, len(data), hashlib.sha256(data)
-
-    def append(self, line: bytes) -> None:
-        """One more line, on disk when this returns."""
-        durable_files.append(self.file, line + b"\n", self.size)
-        self.size += len(line) + 1
-        self._sha.update(line + b"\n")
-
-    @property
-    def prefix(self) -> PrefixHash:
-        return PrefixHash(self.size, self._sha.hexdigest())
+        return cls(len(data), hashlib.sha256(data).hexdigest())
 
 
 def read_lines(data: bytes, name: str) -> list[dict[str, Any]]:
-    """The lines of a jsonl file, every one of them an object."""
+    """Return the objects of a jsonl file; `CertificateError` if a line is not a whole JSON object."""
     try:
         found = [json.loads(line) for line in data.decode().splitlines()]
     except (ValueError, RecursionError) as error:
@@ -209,3 +189,88 @@ def read_lines(data: bytes, name: str) -> list[dict[str, Any]]:
     if not all(isinstance(entry, dict) for entry in found) or (data and not data.endswith(b"\n")):
         raise CertificateError(name, f"{name} holds a line that is not whole")
     return found
+
+
+# ---- receipts of silos ----------------------------------------------------------------------------------------------
+
+
+def receipt_line(note: RoundReceipts) -> bytes:
+    """Return a round's receipts as their line of receipts.jsonl; a line with any other bytes is refused."""
+    paid = [[receipt.client, receipt.charges] for receipt in note.receipts]
+    return json.dumps({"after": note.after, "refused": list(note.refused), "paid": paid}).encode()
+
+
+def read_receipts(folder: Path) -> bytes | None:
+    """Return the bytes of receipts.jsonl, None where no silo has ever sent a receipt."""
+    return durable_files.read(folder / RECEIPTS) if (folder / RECEIPTS).exists() else None
+
+
+def whole_lines(data: bytes) -> bytes:
+    """Drop the half line at the end that a kill leaves."""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def parse_receipts(folder: Path, plan: Plan, charges: int) -> tuple[RoundReceipts, ...]:
+    """Return the receipts of a run folder that has `charges` charges, or `CertificateError` if a number is wrong."""
+    found: list[RoundReceipts] = []
+    lines = whole_lines(read_receipts(folder) or b"").split(b"\n")[:-1]
+    if lines and not plan.cohort_is_public:
+        raise CertificateError(RECEIPTS, f"{RECEIPTS} names clients of a cohort that is secret")
+    for number, line in enumerate(lines, start=1):
+        note = _read_receipt(line)
+        if note is None:
+            raise CertificateError(RECEIPTS, f"{RECEIPTS} line {number} is not a receipt as this program writes one")
+        people = [*note.refused, *(receipt.client for receipt in note.receipts)]
+        known = all(0 <= client < plan.clients.population for client in people) and len(set(people)) == len(people)
+        if not known or not (found[-1].after if found else 0) <= note.after <= charges:
+            what = "names a client twice, or one that is none, or does not follow the charges"
+            raise CertificateError(RECEIPTS, f"{RECEIPTS} line {number} {what}")
+        found.append(note)
+    return tuple(found)
+
+
+def _read_receipt(data: bytes) -> RoundReceipts | None:
+    try:
+        table: dict[str, Any] = json.loads(data)
+        paid = tuple(Receipt(client, charges) for client, charges in table["paid"])
+        found = RoundReceipts(table["after"], tuple(table["refused"]), paid)
+        numbers = [found.after, *found.refused, *(n for one in paid for n in (one.client, one.charges))]
+        plain = all(type(n) is int and n >= 0 for n in numbers)
+        return found if plain and receipt_line(found) == data else None
+    except _UNREADABLE:
+        return None
+
+
+def last_counts(path: Path, plan: Plan, log: ChargeLog) -> dict[int, int]:
+    """Return by client the most charges of this run that any of its receipts states."""
+    most: Counter[int] = Counter()
+    for note in parse_receipts(path, plan, len(log.charges)):
+        most |= Counter({receipt.client: receipt.charges for receipt in note.receipts})
+    return dict(most)
+
+
+def filter_after_charges(path: Path, plan: Plan, budget: Filter, log: ChargeLog, deployed: bool = False) -> Filter:
+    """Return the budget that is left after the charges of a folder, as corrected by the silos' receipts."""
+    notes = parse_receipts(path, plan, len(log.charges))
+    budget = replace(budget, elsewhere=ClientCharges.of(plan)) if deployed or notes else budget
+    replay_charges(plan, log.rounds, log.cohorts(plan), notes, budget)
+    return budget
+
+
+# ---- a budget that ended the run ------------------------------------------------------------------------------------
+
+
+def read_refusal(path: Path, log: ChargeLog, config: Config, digest: str) -> BudgetError | None:
+    """Return the error of the budget that ended the run; `CertificateError` if only refused.json says that one did."""
+    if not (path / REFUSED).exists():
+        return None
+    lines = b"".join(charge.line() + b"\n" for charge in log.charges) + durable_files.read(path / REFUSED)
+    found, budget = parse_charges(lines, log.heads[0], digest, config.plan), config.budget
+    if budget is None or found.torn or len(found.charges) != len(log.charges) + 1:
+        raise CertificateError(REFUSED, f"{REFUSED} does not follow the last charge under a budget")
+    t, cohort = found.rounds[-1], found.cohorts(config.plan)[-1]
+    try:
+        filter_after_charges(path, config.plan, budget, log).check(cohort, t)
+    except BudgetError as error:
+        return error
+    raise CertificateError(REFUSED, f"{REFUSED} names a round that the budgets of its whole cohort allow")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,30 +11,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from sordino import codec
 from sordino.certificate import certificate_file
-from sordino.certificate.earlier_runs import cost_of, of_certificate
+from sordino.certificate.facts import EarlierRun
 from sordino.codec import durable_files
-from sordino.codec.durable_files import SAFE
 from sordino.config import Config
 from sordino.data import lineage
 from sordino.data.clients import unwrapped_model
 from sordino.engines.base import Engine
+from sordino.engines.checks import column_scales, released_histograms, scaled
 from sordino.engines.inprocess import InProcess
-from sordino.engines.prepare import known, said, scaled
-from sordino.errors import BudgetError, StorageError
+from sordino.errors import BudgetError, CertificateError, ConfigError, DataError, StorageError
 from sordino.loop import check
 from sordino.models import InMemoryModel
 from sordino.outcome import final_model, model_bytes
 from sordino.plan import State
-from sordino.runs import admission, receipts
-from sordino.runs.folder import PREPARED
-from sordino.runs.resume import resumed
+from sordino.runs import admission, charge_log
+from sordino.runs.charge_log import CHARGES, RECEIPTS, PrefixHash
+from sordino.runs.folder import PREPARED, Contents, RunFolder
 from sordino.runs.rounds import OnRound, RunStart, check_run, run_rounds, single_class_note
-from sordino.runs.writer import RunWriter, created
+from sordino.runs.writer import BEFORE, ENGINE, HISTORY, STATE, RunWriter, created, latest, locked, software
 from sordino.task import Task
+from sordino.version import versions
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -45,7 +45,7 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 @codec.hides_values
 @dataclass(frozen=True)
 class Executed:
-    """What a finished run shows; `notes` are what its owner should know of it. The model, where it is here."""
+    """A finished run: its folder, history and certificate, notes for its owner, and the model where it is here."""
 
     path: Path
     history: list[dict[str, Any]]
@@ -65,10 +65,11 @@ def execute(
     task: Task | None = None,
     tried: bool = False,
 ) -> Executed:
-    """Every mistake is found before the first byte is written. A rank other than 0 serves, and never returns.
+    """Run a configuration into the folder `path`. Every mistake is found before the first byte is written.
 
-    `task` stands in for the data that the file names, where they are not here: a server's holds no record.
-    `tried`: the tuning that the file names runs it, and has paid for it; by itself such a file is not run.
+    A rank other than 0 serves, and never returns. `task` replaces the data that the file names, where they are not
+    here: a server's task has no record. `tried`: a private tuning, which has paid for the run, runs it as one of its
+    trials; such a file is refused otherwise.
     """
     if not tried:
         config.check_alone()
@@ -88,90 +89,183 @@ def execute(
                 admission.check_affordable(config)
             writer = held.enter_context(created(path, config, task, earlier_runs(task)))
             start = RunStart(writer)
-        held.enter_context(_enough_memory())
-        if config.privacy.ledger is not None:
-            prepares = start.state is None or not known(start.state)
-            t = 0 if start.state is None else start.state.t
-            admitted = admission.admit(config, writer.header.run, writer.log, t, prepares=prepares)
-            writer.admission = held.enter_context(admitted)
-        done = _run_to_end(config, task, writer, start, engine, on_round, key)
-        if writer.admission is not None and writer.admission.elsewhere:
-            count = writer.admission.elsewhere
-            notes += (f"{count} releases of this run came from another copy of its folder; the ledger has both",)
-        return replace(done, notes=(*notes, *done.notes))
+        try:
+            if config.privacy.ledger is not None:
+                prepares = start.state is None or not released_histograms(start.state)
+                t = 0 if start.state is None else start.state.t
+                admitted = admission.admit(config, writer.header.run, writer.log, t, prepares=prepares)
+                writer.admission = held.enter_context(admitted)
+            budget = config.budget
+            if budget is not None:  # what earlier rounds took of a client's budget stays taken
+                budget = charge_log.filter_after_charges(path, config.plan, budget, writer.log, engine.deployed)
+                start = replace(start, budget=budget)
+            if engine.deployed:
+                engine = engine.for_run(writer.header.run, charge_log.last_counts(path, config.plan, writer.log))
+            state, refused = run_rounds(config, task, start, engine, on_round)
+            return _finish(config, task, writer, state, refused, (*notes, *start.notes), key)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not any(word in str(error) for word in _NO_MEMORY):
+                raise
+            found = f"no memory left ({str(error).splitlines()[0] if str(error) else 'MemoryError'})"
+            fix = f"free some, or use a smaller model or cohort, and add --resume: {durable_files.SAFE}"
+            raise StorageError(found, "room for the clients that are computed at once", fix) from None
 
 
-def _run_to_end(
+def _finish(
     config: Config,
     task: Task,
     writer: RunWriter,
-    start: RunStart,
-    engine: Engine,
-    show: OnRound | None,
+    state: State,
+    refused: BudgetError | None,
+    notes: tuple[str, ...],
     key: Ed25519PrivateKey | None,
 ) -> Executed:
-    folder, plan, budget = writer.folder, config.plan, config.budget
-    if budget is not None:  # what earlier rounds took of a client's budget stays taken
-        budget = receipts.filter_after_charges(folder.path, plan, budget, writer.log, engine.deployed)
-    if engine.deployed:
-        engine = engine.for_run(writer.header.run, receipts.last_counts(folder.path, plan, writer.log))
-    state, refused = run_rounds(config, task, replace(start, budget=budget), engine, show)
-    model, before = final_model(plan, task, state), writer.header.earlier
+    """Write the model and the certificate after the last round."""
+    folder, before = RunFolder(writer.path, config), writer.header.earlier
+    model = final_model(config.plan, task, state)
     attach_lineage(model, config, before)
-    if plan.prepare:
+    if config.plan.prepare:
         write_preparations(folder.path, task, state)
-    made = writer.finish(model_bytes(model), None if key is None else partial(certificate_file.sign, key=key))
-    register_lineage(model, task, (*before, of_certificate(made, writer.header.run, lineage.IN_PROCESS)))
+    made = folder.finish(model_bytes(model), None if key is None else partial(certificate_file.sign, key=key))
+    register_lineage(model, task, (*before, EarlierRun.of_certificate(made, writer.header.run, lineage.IN_PROCESS)))
     if refused is not None:
         raise BudgetError(f"stopped after round {state.t}: {refused}; model and certificate are in {folder.path}")
+    if writer.admission is not None and writer.admission.elsewhere:
+        count = writer.admission.elsewhere
+        notes += (f"{count} releases of this run came from another copy of its folder; the ledger has both",)
     history = folder.history()
-    return Executed(folder.path, history, made, (*start.notes, *single_class_note(history)), model)
-
-
-def records_here(task: Task) -> tuple[Tensor, ...]:
-    """The clients' records by which a task's data are known again; nothing where they are elsewhere."""
-    return () if task.clients.here is not None else (task.clients.records.x, task.clients.records.y)
+    return Executed(folder.path, history, made, (*notes, *single_class_note(history)), model)
 
 
 def earlier_runs(task: Task) -> lineage.Runs:
-    """The runs that the weights of a task come from, by its module or its file."""
-    return lineage.runs_of_model(task.model, records_here(task), () if task.init is None else task.init.earlier)
+    """Return the runs that the weights of a task come from, by its module or its file."""
+    clients, others = task.clients, () if task.init is None else task.init.earlier
+    here = () if clients.here is not None else (clients.records.x, clients.records.y)
+    return lineage.runs_of_model(task.model, here, others)
 
 
 def attach_lineage(model: nn.Module, config: Config, before: lineage.Runs) -> None:
-    """Let a run's model, and its file, say where it comes from: this run as planned, after those before it."""
+    """Attach to a run's model, and so to its file, this run as planned and the runs before it."""
     plan = config.plan
-    planned = cost_of(plan.forecast, config.delta, f"plan {plan.hash[:16]}", lineage.IN_FILE)
+    planned = EarlierRun.of_cost(plan.forecast, config.delta, f"plan {plan.hash[:16]}", lineage.IN_FILE)
     lineage.attach_lineage(model, (*before, planned), lineage.lineage_note(planned, before))
 
 
 def register_lineage(model: nn.Module, task: Task, runs: lineage.Runs) -> None:
-    """A run is over: its model carries what it has cost, and is known again in this process."""
+    """Attach to a model what its finished run has cost, and let this process recognise its weights and data."""
+    clients = task.clients
+    records = () if clients.here is not None else (clients.records.x, clients.records.y)
     lineage.attach_lineage(model, runs, lineage.file_metadata(model)[lineage.FILE_KEY])
-    lineage.register_run(model, lineage.tensor_hashes(unwrapped_model(task.model)), runs, records_here(task))
+    lineage.register_run(model, lineage.tensor_hashes(unwrapped_model(task.model)), runs, records)
 
 
 def write_preparations(path: Path, task: Task, state: State) -> None:
-    """The noised histograms of columns, released before round 1: new rows are scaled by them as the model's were."""
-    durable_files.write(path / PREPARED, json.dumps(said(task, state), indent=1).encode() + b"\n")
+    """Write the noised histograms of columns, released before round 1; new rows are scaled by them as the model's."""
+    durable_files.write(path / PREPARED, json.dumps(column_scales(task, state), indent=1).encode() + b"\n")
 
 
 def with_released_columns(task: Task, folder: Path) -> Task:
-    """The task as a run's rounds saw it: columns scaled by what the run has released of them."""
+    """Return the task as a run's rounds saw it: columns scaled by the histograms that the run has released."""
     if not task.waiting:
         return task
-    told = json.loads(durable_files.read(folder / PREPARED))
-    return scaled(task, {name: np.asarray(one["noised_histogram"]) for name, one in told.items()})
+    released = json.loads(durable_files.read(folder / PREPARED))
+    return scaled(task, {name: np.asarray(one["noised_histogram"]) for name, one in released.items()})
+
+
+# ---- continuing a run -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _enough_memory() -> Iterator[None]:
-    """Memory that runs out is a sentence: the folder is as after a kill."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not any(word in str(error) for word in _NO_MEMORY):
-            raise
-        found = f"no memory left ({str(error).splitlines()[0] if str(error) else 'MemoryError'})"
-        fix = f"free some, or use a smaller model or cohort, and add --resume: {SAFE}"
-        raise StorageError(found, "room for the clients that are computed at once", fix) from None
+def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter, RunStart]]:
+    """Lock a run's folder and continue from its last checkpoint.
+
+    What a kill leaves (half a line, a torn checkpoint) is repaired once everything else was found to agree.
+    """
+    folder = RunFolder.open(path, config)
+    with locked(path):
+        held = folder.contents()
+        _check_same(folder, held, config, task)
+        if (path / "certificate.json").exists():
+            folder.certify()
+        charge_log.check_second_copy(durable_files.read(folder.private / "charged"), held.log, at_rest=False)
+        last, why = latest(folder.private, held.log)
+        check_noise(config, held.log.rounds, 0 if last is None else last.state.t)
+        bound = (PrefixHash(), PrefixHash()) if last is None else (last.history, last.engine)
+        contents = []
+        for name, prefix in zip((HISTORY, ENGINE), bound, strict=True):  # later lines will be written again
+            contents.append(durable_files.read(path / name)[: prefix.size])
+            if PrefixHash.of(contents[-1]) != prefix:
+                raise CertificateError(name, f"{name} is not what the checkpoint was written after")
+        history, engine = contents
+        notes = _other_versions(engine)
+        if last is not None and why:
+            back = f"the run goes on from the one before it, after round {last.state.t}"
+            notes.insert(0, f"checkpoint/{STATE} {why}; {back}, and what is run again is charged again")
+        _repair(folder, held, history, engine, why)
+        writer = RunWriter(path, config, held.header, held.log, history, engine)
+        state, lines = None if last is None else last.state, tuple(folder.history())
+        yield writer, RunStart(writer, state, lines, refused=folder.refusal(held), notes=tuple(notes))
+
+
+def _check_same(folder: RunFolder, held: Contents, config: Config, task: Task) -> None:
+    """Refuse another configuration, version or data than the run was started with."""
+    path, now, header = folder.path, software(config), held.header
+    before, given = held.config.task.model, config.task.model
+    differ = before.differs(given) if isinstance(before, InMemoryModel) and isinstance(given, InMemoryModel) else []
+    if differ:  # a task made in Python must be of the same kind as the one before; its data are compared below
+        found = f"another task than {path} was started with: {', '.join(differ)}"
+        raise DataError(found, "the same module, data and loss for a whole run", "bring them back, or start anew")
+    if codec.digest(config) != header.config:
+        found = f"a configuration that is not the one {path} was started with"
+        raise ConfigError(found, "the same one", f"resume with {path / 'plan.toml'}, or start anew in another --out")
+    if header.sordino != now:
+        found = f"sordino {now} where {path} was started with sordino {header.sordino}"
+        needed = "one version for a whole run: another may draw or account otherwise"
+        raise ConfigError(found, needed, f"install sordino=={header.sordino}, or start anew in another --out")
+    changed = folder.fingerprint(header).changed(task)
+    if not changed and task.declared_public != header.public:
+        changed = ["what is declared public of them, or the weights that are not trained"]
+    if changed:
+        found = f"other data than {path} was started with: {', '.join(changed)}"
+        raise DataError(found, "the same data for a whole run", "bring them back, or start anew in another --out")
+
+
+def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
+    """Refuse to draw correlated noise anew for a charged round whose noise a kill has lost.
+
+    Secure noise cannot be drawn again, and other noise than before is not what the correlated release accounts for.
+    """
+    lost = next((round for round in charged if round >= t), None)
+    if lost is not None and config.privacy.noise == "secure" and config.plan.release.init(1):
+        found = f"round {lost + 1}, whose noise {config.plan.release.kind!r} must remember and a kill has lost"
+        needed = "all noise that was drawn, or none of its round"
+        raise ConfigError(found, needed, "start anew in another --out: what was charged stays spent")
+
+
+def _other_versions(engine: bytes) -> list[str]:
+    """Say which library versions have changed since the run was started or last continued."""
+    lines = charge_log.read_lines(engine, ENGINE)
+    before, now = (lines[-1].get("versions") if lines else None), versions()
+    if before is None:
+        return []
+    if not isinstance(before, dict):
+        raise CertificateError(ENGINE, f"{ENGINE} holds a line without versions")
+    changed = [f"{name} {now[name]} where it was {before.get(name)}" for name in now if before.get(name) != now[name]]
+    return [f"other versions than before, named on the certificate: {', '.join(changed)}"] if changed else []
+
+
+def _repair(folder: RunFolder, held: Contents, history: bytes, engine: bytes, why: str) -> None:
+    """Drop what a kill left half done; every step may itself be killed and is then done again."""
+    path, private = folder.path, folder.private
+    paid = charge_log.whole_lines(charge_log.read_receipts(path) or b"")
+    hashes = "".join(f"{head}\n" for head in held.log.heads[1:]).encode()
+    if durable_files.read(private / "charged") != hashes:
+        durable_files.write(private / "charged", hashes, durable_files.PRIVATE)
+    sizes = {CHARGES: held.log.size, HISTORY: len(history), ENGINE: len(engine), RECEIPTS: len(paid)}
+    for name, size in sizes.items():
+        if (path / name).exists():
+            durable_files.cut(path / name, size)
+    if why:
+        durable_files.move(private / BEFORE, private / STATE)
+    for left in [*path.glob(f"*{durable_files.PARTIAL}"), *private.glob(f"*{durable_files.PARTIAL}")]:
+        durable_files.remove(left)

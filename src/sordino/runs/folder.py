@@ -1,8 +1,8 @@
-"""A run on disk, read back: every file is checked against the others before anything is believed.
+"""A run on disk, read back for certificates and reports: every file is checked against the others before it is used.
 
     run.json          which run this is: a random number, hashes of configuration and private part, which rows are
-                      declared public; root of the chain
-    plan.toml         the configuration                 charges.jsonl   the chain of charges
+                      declared public; root of the hash chain
+    plan.toml         the configuration                 charges.jsonl   the hash chain of charges
     history.jsonl     one line per round (owner only)   engine.jsonl    how it was computed (owner only)
     receipts.jsonl    who refused and what each silo has paid, where clients are elsewhere and the cohort is no secret
     refused.json      where a budget ended the run      certificate.sig optional
@@ -10,86 +10,45 @@
     ledger.json       what the data set had spent in all when this run was charged, where a ledger is named
     model.safetensors, certificate.json
     checkpoint/       owner only, never released: the state and the one before it, the keyed fingerprint of the data, a
-                      second note of every charge, a lock
+                      second copy of every charge's hash, a lock
 
 A copy without checkpoint/ is what may be released; it certifies, and cannot be continued.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
+
 from sordino import codec
 from sordino.certificate.build import certificate
-from sordino.certificate.certificate_file import compare_text, parse
-from sordino.certificate.earlier_runs import EarlierRun
-from sordino.certificate.facts import Declared, Facts, OwnCode
+from sordino.certificate.certificate_file import compare_text, parse, text_of
+from sordino.certificate.facts import Facts, OwnCode
 from sordino.codec import durable_files
 from sordino.config import Config, load_config
+from sordino.dpsgd import account
 from sordino.errors import BudgetError, CertificateError, ConfigError, UserError
 from sordino.outcome import facts_of_charges, last_figures
 from sordino.parts.samplers import Cohort
-from sordino.runs import admission, charge_log, checkpoint, receipts
-from sordino.runs.charge_log import ChargeLog, PrefixHash
-from sordino.runs.checkpoint import Checkpoint, Fingerprint, TornError
-from sordino.version import __version__
+from sordino.report.comparison import Last, Subject
+from sordino.runs import admission, charge_log
+from sordino.runs.charge_log import CHARGES, RECEIPTS, ChargeLog, PrefixHash
+from sordino.runs.writer import BEFORE, ENGINE, HISTORY, STATE, Checkpoint, Fingerprint, Header, TornError
 
-PREPARED = "prepared.json"
+PREPARED, AUDIT = "prepared.json", "audit.json"
 MEMORY = "in memory"  # engine.jsonl of a run that was written down after its end
 UNLOADED = ("a known kind", "one that was added")  # what a file of somebody's own parts would have brought
 
 
-_EARLIER = tuple[EarlierRun, ...]
-
-
-@dataclass(frozen=True)
-class Header:
-    """run.json: written once, before the folder has its name; the chain of charges begins at its hash."""
-
-    run: str
-    config: str
-    plan: str  # of the bytes of plan.toml
-    private: str
-    public: tuple[Declared, ...] = ()  # the rows of the data that are declared public, and by whom
-    sordino: str = __version__
-    earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
-
-    def to_bytes(self) -> bytes:
-        hashes = {"config_sha256": self.config, "plan_toml_sha256": self.plan, "private_sha256": self.private}
-        said = {"declared_public": [one.as_dict() for one in self.public], "sordino": self.sordino}
-        before = {"earlier_runs": codec.dump(self.earlier)} if self.earlier else {}
-        return json.dumps({"format": 2, "run": self.run, **hashes, **said, **before}, indent=2).encode() + b"\n"
-
-    @classmethod
-    def of_bytes(cls, data: bytes) -> Header:
-        try:
-            table = json.loads(data)
-            public = tuple(Declared(**one) for one in table["declared_public"])
-            config, plan, private = (table[f"{name}_sha256"] for name in ("config", "plan_toml", "private"))
-            earlier: tuple[EarlierRun, ...] = codec.read(_EARLIER, table.get("earlier_runs", []), "earlier_runs")
-            found = cls(table["run"], config, plan, private, public, table["sordino"], earlier)
-            if found.to_bytes() == data:
-                return found
-        except (ValueError, TypeError, KeyError, RecursionError, UserError):
-            pass
-        raise CertificateError("run.json", "run.json is not a header as this program writes one")
-
-    @property
-    def root(self) -> str:
-        return charge_log.digest(self.to_bytes())
-
-
 @dataclass(frozen=True)
 class Contents:
-    """Header, configuration and charges of a folder: they agree."""
+    """Header, configuration and charges of a folder, which agree."""
 
     header: Header
     config: Config
@@ -102,14 +61,14 @@ class Contents:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run's files."""
+    """The folder of one run."""
 
     path: Path
     known: Config | None = None  # what runs here now: plan.toml is compared with it, and not read a second time
 
     @classmethod
     def open(cls, path: Path, known: Config | None = None) -> RunFolder:
-        """A folder that a run has made."""
+        """Return the folder of a run; refuse a path that has no run in it."""
         there = [(path / name).is_file() for name in ("plan.toml", "run.json")]
         if not any(there):
             whole = (path / "sweep.json").is_file()
@@ -124,40 +83,17 @@ class RunFolder:
     def private(self) -> Path:
         return self.path / "checkpoint"
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Only one process at a time runs in this folder; the lock dies with its process."""
-        try:
-            lock = os.open(self.private / "lock", os.O_RDWR | os.O_CREAT, durable_files.PRIVATE)
-        except FileNotFoundError:
-            raise CertificateError("checkpoint", f"checkpoint/ is missing in {self.path}: start anew") from None
-        except OSError as error:
-            raise durable_files.trouble(self.private / "lock", error) from None
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                found = f"{self.path}, in which a run is going on"
-                raise ConfigError(found, "a folder at rest", "wait for it") from None
-            yield
-        finally:
-            os.close(lock)
-
-    # ---- what it holds ----------------------------------------------------------------------------------------------
-
     def _read(self, name: str) -> bytes:
         return durable_files.read(self.path / name)
 
-    def config(self) -> Config:
-        """The configuration that the run was started with; an edited one is refused."""
-        return self._config(Header.of_bytes(self._read("run.json")))
+    # ---- contents ---------------------------------------------------------------------------------------------------
 
-    def _config(self, header: Header) -> Config:
-        text = self._read("plan.toml")
-        if charge_log.digest(text) != header.plan:
-            raise CertificateError(
-                "plan.toml", "plan.toml is not what the run was started with: it was changed after run.json was written"
-            )
+    def config(self, header: Header | None = None) -> Config:
+        """Return the configuration that the run was started with; an edited plan.toml is refused."""
+        header, text = header or Header.of_bytes(self._read("run.json")), self._read("plan.toml")
+        if hashlib.sha256(text).hexdigest() != header.plan:
+            what = "plan.toml is not what the run was started with: it was changed after run.json was written"
+            raise CertificateError("plan.toml", what)
         known = self.known
         if known is not None and codec.digest(known) == header.config and text == codec.to_toml(known).encode():
             return known
@@ -173,85 +109,112 @@ class RunFolder:
         return found
 
     def contents(self) -> Contents:
-        """Header, configuration and charges, checked against each other."""
-        header = Header.of_bytes(self._read("run.json"))
-        config = self._config(header)
-        log = charge_log.parse(self._read(charge_log.NAME), header.root, header.config, config.plan)
-        return Contents(header, config, log)
+        """Read header, configuration and charges, and check them against each other."""
+        data = self._read("run.json")
+        header = Header.of_bytes(data)
+        config, root = self.config(header), hashlib.sha256(data).hexdigest()
+        return Contents(header, config, charge_log.parse_charges(self._read(CHARGES), root, header.config, config.plan))
 
     def fingerprint(self, header: Header) -> Fingerprint:
-        """The data's, in the private part."""
+        """Read the keyed fingerprint of the data that the run was started with."""
         data = durable_files.read(self.private / "data.json")
-        if charge_log.digest(data) != header.private:
+        if hashlib.sha256(data).hexdigest() != header.private:
             raise CertificateError("checkpoint/data.json", "checkpoint/data.json is not what the run was started with")
         return Fingerprint.of_bytes(data)
 
     def history(self) -> list[dict[str, Any]]:
-        """One entry per round."""
-        return charge_log.read_lines(self._read("history.jsonl"), "history.jsonl")
+        """Read history.jsonl: one entry per round."""
+        return charge_log.read_lines(self._read(HISTORY), HISTORY)
+
+    def refusal(self, held: Contents) -> BudgetError | None:
+        """Return the error of the budget that ended the run before its last round, if one did."""
+        return charge_log.read_refusal(self.path, held.log, held.config, held.header.config)
 
     def facts(self, held: Contents | None = None) -> Facts:
-        """What a certificate needs beside the plan."""
+        """Return what a certificate needs beside the plan."""
         held = held or self.contents()
-        config, header, model = held.config, held.header, self.path / "model.safetensors"
+        config, header, model, history = held.config, held.header, self.path / "model.safetensors", self.history()
         digest = hashlib.sha256(model.read_bytes()).hexdigest() if model.is_file() else ""
-        known = Facts(config.delta, config.privacy.noise, 0, None, digest, header.config)
-        known = replace(known, **config.facts, public=header.public, earlier=header.earlier)
-        known = replace(known, stopped=self.refusal(held) is not None, prepared=held.log.prepared)
-        settled = receipts.parse(receipts.read(self.path) or b"", config.plan, len(held.log.charges))
-        ran = charge_log.read_lines(self._read("engine.jsonl"), "engine.jsonl")  # a line each time the run was started
+        settled = charge_log.parse_receipts(self.path, config.plan, len(held.log.charges))
+        ran = charge_log.read_lines(self._read(ENGINE), ENGINE)  # a line each time the run was started
         versions: list[dict[str, str]] = []
         for line in ran:
             versions += [line["versions"]] * ("versions" in line and line["versions"] not in versions)
-        known = replace(known, environment=tuple(versions), utility=last_figures(self.history()))
-        after = any(line.get("kept") == MEMORY for line in ran)
-        known = replace(known, early=self.ended(held), in_memory=after, own_code=OwnCode.of_headers(ran))
+        stop = config.run.stop
+        last = None if stop is None else stop.ends(history)
+        known = replace(
+            Facts(config.delta, config.privacy.noise, 0, None, digest, header.config),
+            **config.facts,
+            public=header.public,
+            earlier=header.earlier,
+            stopped=self.refusal(held) is not None,
+            prepared=held.log.prepared,
+            environment=tuple(versions),
+            utility=last_figures(history),
+            early="" if stop is None or last in (None, config.plan.rounds) else stop.words,
+            in_memory=any(line.get("kept") == MEMORY for line in ran),
+            own_code=OwnCode.of_headers(ran),
+        )
         found = facts_of_charges(config.plan, held.log.rounds, held.cohorts, known, settled)
         return replace(found, ledger=admission.read_standing(self.path, config, found))
 
-    def refusal(self, held: Contents) -> BudgetError | None:
-        """Why the run is over before its last round, if a budget ended it."""
-        return receipts.read_refusal(self.path, held.log, held.config, held.header.config)
-
-    def ended(self, held: Contents) -> str:
-        """What stopped the run early, in words, by its own rule and the figures in its history; empty: nothing did."""
-        stop, rounds = held.config.run.stop, held.config.plan.rounds
-        last = None if stop is None else stop.ends(self.history())
-        return "" if stop is None or last is None or last == rounds else stop.words
-
     # ---- the certificate --------------------------------------------------------------------------------------------
 
-    def certificate(self, last: str | None = None) -> dict[str, Any]:
-        """Computed from everything in this folder; `last` is the sha256 of the checkpoint, where that is not here."""
+    def finish(self, model: bytes, sign: Callable[[Path], None] | None = None) -> dict[str, Any]:
+        """Write the model, what the data set has spent, and the certificate of what the folder says happened."""
+        durable_files.write(self.path / "model.safetensors", model)
         held = self.contents()
-        last = self._at_rest(held) if last is None else last
+        if held.config.privacy.ledger is not None and not (self.path / admission.NAME).exists():
+            spent = admission.final_standing(held.config, held.header.run, self.facts(held))
+            durable_files.write(self.path / admission.NAME, (json.dumps(codec.dump(spent), indent=1) + "\n").encode())
+        made = self.certificate()
+        durable_files.write(self.path / "certificate.json", text_of(made).encode())
+        if sign is not None:
+            sign(self.path)
+        return made
+
+    def certificate(self, last: str | None = None) -> dict[str, Any]:
+        """Compute the certificate from every file; `last` is the checkpoint's sha256, where checkpoint/ is not here."""
+        held = self.contents()
+        last = self._check_at_rest(held) if last is None else last
         bound: dict[str, Any] = {
             "id": held.header.run,
-            "header_sha256": held.header.root,
-            "charges_sha256": held.log.head,
-            "history_sha256": PrefixHash.of(self._read("history.jsonl")).sha256,
-            "engine_sha256": PrefixHash.of(self._read("engine.jsonl")).sha256,
+            "header_sha256": held.log.heads[0],
+            "charges_sha256": held.log.heads[-1],
+            "history_sha256": PrefixHash.of(self._read(HISTORY)).sha256,
+            "engine_sha256": PrefixHash.of(self._read(ENGINE)).sha256,
             "checkpoint_sha256": last,
         }
         if held.config.plan.prepare:
             bound["prepared_sha256"] = PrefixHash.of(self._read(PREPARED)).sha256
-        paid = receipts.read(self.path)
+        paid = charge_log.read_receipts(self.path)
         if paid is not None:
-            if receipts.whole(paid) != paid:
-                raise CertificateError(receipts.NAME, f"{receipts.NAME} ends in half a line")
+            if charge_log.whole_lines(paid) != paid:
+                raise CertificateError(RECEIPTS, f"{RECEIPTS} ends in half a line")
             bound["receipts_sha256"] = PrefixHash.of(paid).sha256
         made = {**certificate(held.config.plan, self.facts(held)), "run": bound}
         return dict(json.loads(json.dumps(made)))
 
-    def _at_rest(self, held: Contents) -> str:
-        """sha256 of the last checkpoint, with which charges, their second note, history and engine agree."""
+    def _check_at_rest(self, held: Contents) -> str:
+        """Return the sha256 of the last checkpoint; refuse a folder whose files do not agree with it.
+
+        A damaged checkpoint is refused too: the one before it replaces it only when a run is continued.
+        """
         if held.log.torn:
-            raise CertificateError(charge_log.NAME, f"{charge_log.NAME} ends in half a line")
+            raise CertificateError(CHARGES, f"{CHARGES} ends in half a line")
         self.fingerprint(held.header)
         charge_log.check_second_copy(durable_files.read(self.private / "charged"), held.log, at_rest=True)
-        last = self._last(held)
-        for name, mark in (("history.jsonl", last and last.history), ("engine.jsonl", last and last.engine)):
-            if PrefixHash.of(self._read(name)) != (mark or PrefixHash()):
+        file, before, last = self.private / STATE, self.private / BEFORE, None
+        if file.exists() or any(charge.round != 1 for charge in held.log.charges):  # else a budget allowed no round
+            try:
+                last = Checkpoint.of_bytes(durable_files.read(file))
+                last.check(held.log)
+                if before.exists():
+                    Checkpoint.of_bytes(durable_files.read(before)).check(held.log, fallback=True)
+            except TornError as error:
+                raise CertificateError("checkpoint", f"a checkpoint is damaged ({error})") from None
+        for name, bound in ((HISTORY, last and last.history), (ENGINE, last and last.engine)):
+            if PrefixHash.of(self._read(name)) != (bound or PrefixHash()):
                 raise CertificateError(name, f"{name} is not what the checkpoint was written after")
         stop, rounds = held.config.run.stop, held.config.plan.rounds
         end = rounds if stop is None else stop.ends(self.history()) or rounds
@@ -259,23 +222,8 @@ class RunFolder:
             raise CertificateError("checkpoint", "the checkpoint is not of the last round, and no budget ended the run")
         return "" if last is None else last.sha256
 
-    def _last(self, held: Contents) -> Checkpoint | None:
-        """The checkpoint itself; at rest there is no falling back."""
-        file = self.private / checkpoint.STATE
-        if not file.exists() and all(charge.round == 1 for charge in held.log.charges):
-            return None  # a budget that allowed no round
-        before = self.private / checkpoint.BEFORE
-        try:
-            found = Checkpoint.of_bytes(durable_files.read(file))
-            found.check(held.log)
-            if before.exists():
-                Checkpoint.of_bytes(durable_files.read(before)).check(held.log, fallback=True)
-        except TornError as error:
-            raise CertificateError("checkpoint", f"a checkpoint is damaged ({error})") from None
-        return found
-
     def certify(self) -> dict[str, Any]:
-        """The stored certificate, if it is what this folder gives; else `CertificateError` names the field."""
+        """Return the stored certificate, if it is what this folder gives; else `CertificateError` names the field."""
         if not (self.path / "certificate.json").is_file():
             found = f"no certificate.json in {self.path}"
             raise ConfigError(found, "a finished run", "finish it: sordino run --resume")
@@ -288,3 +236,60 @@ class RunFolder:
         computed = self.certificate(last)
         compare_text(stored, text.decode(), computed)
         return computed
+
+
+# ---- runs as a report shows them ------------------------------------------------------------------------------------
+
+
+def subjects(targets: list[Path]) -> list[Subject]:
+    """Certify each run for a report, under the shortest ends of their paths that tell them apart."""
+    if not targets:
+        raise ConfigError("no run", "the folder of a run, or several", "give the --out of 'sordino run'")
+    paths = [target.resolve().parts for target in targets]
+    twice = next((parts for parts in paths if paths.count(parts) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{'/'.join(twice)} twice", "every run once")
+    words = next(n for n in range(1, max(map(len, paths)) + 1) if len({parts[-n:] for parts in paths}) == len(paths))
+    return [subject(target, "/".join(parts[-words:])) for target, parts in zip(targets, paths, strict=True)]
+
+
+def subject(target: Path, name: str) -> Subject:
+    """Certify a run's folder or a DP-SGD loop's file, and return what a report shows of it."""
+    if not target.exists():
+        raise ConfigError(f"{target}, which does not exist", "the folder of a run, or the file of a loop")
+    if target.is_file():
+        loop = account.certify(target)
+        return Subject(name, loop.certificate, loop.plan, loop.facts)
+    folder = RunFolder.open(target)
+    certificate, held = folder.certify(), folder.contents()
+    try:
+        before, after = (Checkpoint.of_bytes((folder.private / file).read_bytes()).state for file in (BEFORE, STATE))
+        model = safetensors.torch.load((target / "model.safetensors").read_bytes())
+        last = Last(before, after, model) if after.t == before.t + 1 else None
+    except (OSError, TornError):  # a released copy has no checkpoint
+        last = None
+    known: dict[str, Any] = {"history": folder.history(), "rounds": held.log.rounds, "cohorts": held.cohorts}
+    known |= {"settings": codec.dump(held.config), "audit": audits(target, held.header.run), "last": last}
+    return Subject(name, certificate, held.config.plan, folder.facts(held), **known)
+
+
+def audits(folder: Path, run: str) -> dict[str, Any]:
+    """Return what `sordino audit` has found of this run, by layer."""
+    file = folder / AUDIT
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(durable_files.read(file))
+        layers = found["layers"] if found["run"] == run else {}
+        if isinstance(layers, dict) and all(isinstance(one, dict) for one in layers.values()):
+            return layers
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise ConfigError(f"{file}, which 'sordino audit' has not written", "its findings", "remove it, and audit again")
+
+
+def keep_audit(folder: Path, layer: str, found: dict[str, Any]) -> None:
+    """Write what an audit found into the run's audit.json; no other file of the run is touched."""
+    run = RunFolder.open(folder).contents().header.run
+    text = json.dumps({"run": run, "layers": {**audits(folder, run), layer: found}}, indent=2) + "\n"
+    durable_files.write(folder / AUDIT, text.encode(), durable_files.PRIVATE)

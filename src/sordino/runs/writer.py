@@ -1,199 +1,407 @@
-"""The writer of a run's folder: charges, history, checkpoints, certificate. Called while a run goes on.
+"""Files of a run while it goes on: a new folder, its lock, charges, history and checkpoints. Called by `execute`.
 
 Order within a round: the charge and its second copy are on disk before noise is drawn; history, then the checkpoint,
 after the step. So a killed run continues from its last checkpoint, and whatever was charged stays charged. The writer
-knows the head of the charge log and the length of every file, so a change by somebody else is noticed.
+knows the head of the charge log and the length of every file, so a change by another process is noticed.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
 
 from sordino import codec
-from sordino.certificate.certificate_file import text_of
-from sordino.certificate.earlier_runs import EarlierRun
+from sordino.certificate.facts import Declared, EarlierRun
 from sordino.codec import durable_files
+from sordino.codec.durable_files import PARTIAL, PRIVATE
 from sordino.config import Config
+from sordino.data.clients import unwrapped_model
+from sordino.data.lineage import declared_frozen, keyed_hash, sampled_hash
 from sordino.engines.base import Receipt
-from sordino.errors import BudgetError, ConfigError, StorageError
+from sordino.engines.checks import model_answers, same_answers
+from sordino.errors import BudgetError, CertificateError, ConfigError, StorageError, UserError
 from sordino.loop import RoundReceipts
-from sordino.outcome import declared_public, releasable
+from sordino.outcome import releasable
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
 from sordino.rng import Mode
-from sordino.runs import admission, charge_log, receipts
-from sordino.runs.charge_log import ChargeLog, GrowingFile, digest
-from sordino.runs.checkpoint import Checkpoint, Fingerprint, software
-from sordino.runs.folder import Header, RunFolder
+from sordino.runs import charge_log
+from sordino.runs.charge_log import CHARGES, RECEIPTS, ChargeLog, PrefixHash
 from sordino.task import Task
-from sordino.version import versions
+from sordino.version import __version__, versions
+
+if TYPE_CHECKING:
+    from sordino.runs.admission import Admission
 
 HISTORY, ENGINE = "history.jsonl", "engine.jsonl"
+STATE, BEFORE = "state.safetensors", "before.safetensors"  # the checkpoint, and the one before it
+_SIDES = ("memory", "public_state", "secret_state")
+_ANSWERS = "what module and loss say of a made-up record, so one of them is another"
+_EARLIER = tuple[EarlierRun, ...]
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """HMAC-SHA256 of each part of the data (checkpoint/data.json). Without the key, which is never released, it tells
+    nothing of them.
+
+    `words` are what module and loss return for made-up records: functions of a script have no other mark than a name.
+    """
+
+    key: str
+    parts: dict[str, str]
+    words: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, task: Task, key: str = "") -> Fingerprint:
+        key, clients = key or secrets.token_hex(32), task.clients
+        cut = [torch.from_numpy(np.ascontiguousarray(side)) for side in (clients.index, clients.offsets)]
+        parts = {}
+        held = {"the clients' records": clients.records, "the test records": task.test}
+        for name, records in {**held, "the public records": task.public}.items():
+            hash_of = sampled_hash if records is not None and records.lazy else keyed_hash
+            parts[name] = "none" if records is None else hash_of(key, records.x, records.y)
+        parts["who holds which record"] = keyed_hash(key, *([] if clients.records.lazy else cut[:1]), cut[1])
+        if task.init is not None:
+            parts["the initial weights"] = task.init.sha256
+        fixed = declared_frozen(unwrapped_model(task.model))
+        if fixed:
+            parts["the frozen weights"] = fixed[0].sha256
+        return cls(key, parts, model_answers(task))
+
+    def changed(self, task: Task) -> list[str]:
+        """Name the parts of a task's data that differ from those of the fingerprint."""
+        now = Fingerprint.of(task, self.key)
+        other = [name for name, before in self.parts.items() if now.parts.get(name) != before]
+        return other or ([] if same_answers(self.words, now.words) else [_ANSWERS])
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Fingerprint:
+        try:
+            table: dict[str, Any] = json.loads(data)
+            return cls(str(table["key"]), dict(table["parts"]), tuple(map(float, table.get("words", ()))))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise CertificateError("checkpoint/data.json", "checkpoint/data.json is not a fingerprint") from None
+
+
+@dataclass(frozen=True)
+class Header:
+    """run.json: written once, before the folder has its name; the chain of charges begins at its hash."""
+
+    run: str
+    config: str
+    plan: str  # sha256 of the bytes of plan.toml
+    private: str  # sha256 of the bytes of checkpoint/data.json
+    public: tuple[Declared, ...] = ()  # the rows of the data that are declared public, and by whom
+    sordino: str = __version__
+    earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
+
+    def to_bytes(self) -> bytes:
+        hashes = {"config_sha256": self.config, "plan_toml_sha256": self.plan, "private_sha256": self.private}
+        declared = {"declared_public": [one.as_dict() for one in self.public], "sordino": self.sordino}
+        before = {"earlier_runs": codec.dump(self.earlier)} if self.earlier else {}
+        return json.dumps({"format": 2, "run": self.run, **hashes, **declared, **before}, indent=2).encode() + b"\n"
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Header:
+        try:
+            table = json.loads(data)
+            public = tuple(Declared(**one) for one in table["declared_public"])
+            config, plan, private = (table[f"{name}_sha256"] for name in ("config", "plan_toml", "private"))
+            earlier: tuple[EarlierRun, ...] = codec.read(_EARLIER, table.get("earlier_runs", []), "earlier_runs")
+            found = cls(table["run"], config, plan, private, public, table["sordino"], earlier)
+            if found.to_bytes() == data:
+                return found
+        except (ValueError, TypeError, KeyError, RecursionError, UserError):
+            pass
+        raise CertificateError("run.json", "run.json is not a header as this program writes one")
+
+
+def software(config: Config) -> str:
+    """Return the version of this package and of those whose parts the configuration has; a run keeps to one set."""
+    others = sorted({f" and {part.package} {part.version}" for part in config.foreign})
+    return "".join([__version__, *others])
+
+
+# ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+class TornError(Exception):
+    """A checkpoint that is not what was written: cut short, or with other bytes than its checksum."""
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state, the charge log's head when it was written, and hashes of history.jsonl and engine.jsonl up to then."""
+
+    state: State
+    head: str
+    history: PrefixHash
+    engine: PrefixHash
+
+    def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the numbers and the named tensors that the file holds."""
+        named = {f"{side}.{name}": one for side in _SIDES for name, one in getattr(self.state, side).items()}
+        logs = {"history": [self.history.size, self.history.sha256], "engine": [self.engine.size, self.engine.sha256]}
+        bound = {"t": self.state.t, "head": self.head, **logs}
+        return bound, {name: named[name].contiguous() for name in sorted(named)}
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the checkpoint's tensors, round number, charge log head and bound files."""
+        bound, named = self._content()
+        found = hashlib.sha256(json.dumps(bound).encode())
+        for name, tensor in named.items():
+            found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+            found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        return found.hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """Return the checkpoint as a safetensors file."""
+        bound, named = self._content()
+        return safetensors.torch.save(named, metadata={"sordino": json.dumps({**bound, "sha256": self.sha256})})
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Checkpoint:
+        """Read what `to_bytes` wrote, or raise `TornError`."""
+        try:
+            bound = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["sordino"])
+            named = safetensors.torch.load(data)
+            parts = [
+                {name.removeprefix(f"{side}."): one for name, one in named.items() if name.startswith(f"{side}.")}
+                for side in _SIDES
+            ]
+            files = [PrefixHash(*bound[name]) for name in ("history", "engine")]
+            found = cls(State(bound["t"], *parts), bound["head"], *files)
+            whole = type(found.state.t) is int and found.sha256 == bound["sha256"]
+        except Exception as error:  # whatever a damaged file makes its readers raise
+            raise TornError(str(error)) from None
+        if not whole:
+            raise TornError("its bytes do not have its checksum")
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Write the file under another name, then move it; the one before stays, so one of the two is always whole."""
+        durable_files.stage(folder / STATE, self.to_bytes(), durable_files.PRIVATE)
+        if (folder / STATE).exists():
+            durable_files.move(folder / STATE, folder / BEFORE)
+        durable_files.move(folder / f"{STATE}{durable_files.PARTIAL}", folder / STATE)
+
+    def check(self, log: ChargeLog, *, fallback: bool = False) -> None:
+        """Refuse a checkpoint that was not written after a charge of this log, with the next round's charges at most.
+
+        A `fallback`, the checkpoint before the last, may have one more charged round after it.
+        """
+        t, heads, wrong = self.state.t, log.heads[1:], ""
+        if self.head not in heads:
+            wrong = "belongs to another run, or charges after which it was written are gone"
+        else:
+            place = heads.index(self.head)
+            later = {charge.round - t for charge in log.charges[place + 1 :]}
+            if log.charges[place].round != t:
+                wrong = f"holds round {t} where the charge it was written after is of another"
+            elif not later <= ({1, 2} if fallback else {1}):
+                wrong = f"is of round {t}, and later rounds were charged and saved after it"
+        if wrong:
+            raise CertificateError("checkpoint", f"the checkpoint {wrong}")
+
+
+def latest(folder: Path, log: ChargeLog) -> tuple[Checkpoint | None, str]:
+    """Return the last checkpoint that is whole and, if that is not the last one written, why; None before the first.
+
+    A torn one gives way to the one before it, and its round is run, and charged, again. One that is whole and disagrees
+    with the charges does not: that is no accident of a disk.
+    """
+    why = "is missing"
+    if (folder / STATE).exists():
+        try:
+            found = Checkpoint.of_bytes(durable_files.read(folder / STATE))
+            found.check(log)
+            return found, ""
+        except TornError as error:
+            why = f"is damaged ({error})"
+    if (folder / BEFORE).exists():
+        try:
+            older = Checkpoint.of_bytes(durable_files.read(folder / BEFORE))
+        except TornError as error:
+            what = f"checkpoint/{STATE} {why}, and the one before it is damaged too ({error}): start anew"
+            raise CertificateError("checkpoint", what) from None
+        older.check(log, fallback=True)
+        return older, why
+    if why != "is missing" or any(charge.round > 1 for charge in log.charges):
+        raise CertificateError("checkpoint", f"checkpoint/{STATE} {why}, and there is none before it: start anew")
+    return None, ""
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
+class GrowingFile:
+    """A file of lines that is appended to; its size and hash are known without reading it again."""
+
+    file: Path
+    size: int
+    sha: hashlib._Hash
+
+    def append(self, line: bytes) -> None:
+        """Add one line, which is on disk when this returns."""
+        durable_files.append(self.file, line + b"\n", self.size)
+        self.size += len(line) + 1
+        self.sha.update(line + b"\n")
+
+    @property
+    def prefix(self) -> PrefixHash:
+        return PrefixHash(self.size, self.sha.hexdigest())
+
+
 class RunWriter:
-    """What a running run writes to; also the place where its rounds are charged."""
+    """Writer of a run's folder, which continues each file after what it has; every release is charged here first."""
 
-    folder: RunFolder
-    config: Config
-    header: Header
-    log: ChargeLog  # the charges that were there when this process began
-    head: str
-    charges: GrowingFile
-    charged_copy: GrowingFile
-    history: GrowingFile
-    engine: GrowingFile
-    receipts: GrowingFile
-    charged: int  # how often
-    admission: admission.Admission | None = None  # to the ledger that the run is charged to
-
-    @classmethod
-    def after(
-        cls,
-        folder: RunFolder,
-        config: Config,
-        header: Header,
-        log: ChargeLog,
-        history: bytes = b"",
-        engine: bytes = b"",
-    ) -> RunWriter:
-        """Continues the files of a folder after what they hold."""
-        path, lines = folder.path, b"".join(charge.line() + b"\n" for charge in log.charges)
-        copies = "".join(f"{head}\n" for head in log.heads).encode()
-        files = (
-            GrowingFile(path / charge_log.NAME, lines),
-            GrowingFile(folder.private / "charged", copies),
-            GrowingFile(path / HISTORY, history),
-            GrowingFile(path / ENGINE, engine),
-            GrowingFile(path / receipts.NAME, receipts.whole(receipts.read(path) or b"") if log.charges else b""),
+    def __init__(
+        self, path: Path, config: Config, header: Header, log: ChargeLog, history: bytes = b"", engine: bytes = b""
+    ) -> None:
+        self.path, self.config, self.header = path, config, header
+        self.log = log  # the charges that were there when this process began
+        self.head, self.charged = log.heads[-1], len(log.charges)
+        self.admission: Admission | None = None  # to the ledger that the run is charged to
+        paid = charge_log.whole_lines(charge_log.read_receipts(path) or b"") if log.charges else b""
+        self.charges, self.charged_copy, self.history, self.engine, self.receipts = (
+            GrowingFile(path / name, len(data), hashlib.sha256(data))
+            for name, data in (
+                (CHARGES, b"".join(charge.line() + b"\n" for charge in log.charges)),
+                ("checkpoint/charged", "".join(f"{head}\n" for head in log.heads[1:]).encode()),
+                (HISTORY, history),
+                (ENGINE, engine),
+                (RECEIPTS, paid),
+            )
         )
-        return cls(folder, config, header, log, log.head, *files, len(log.charges))
 
     def charge(self, t: int, cohort: Cohort | None) -> None:
-        """Write one release down before any of its noise exists: twice here, and in the ledger it is charged to.
+        """Write one release down before any of its noise exists: twice here, and in the ledger that it is charged to.
 
-        Who took part is written only where that is visible.
+        `cohort` is None where the release does not show it.
         """
-        line = charge_log.next_charge(t, cohort, self.header.config, self.head).line()
+        line = charge_log.next_charge(t, cohort, self.header.config, self.head)
         self.charges.append(line)
         self.charged += 1
-        self.head = digest(line)
+        self.head = hashlib.sha256(line).hexdigest()
         self.charged_copy.append(self.head.encode())
         if self.admission is not None:
             self.admission.note(t + 1, self.head)
 
     def settle(self, refused: tuple[int, ...], paid: tuple[Receipt, ...]) -> None:
-        """The silos' receipts of the last charge."""
+        """Write the silos' receipts of the last charge."""
         if not self.receipts.file.exists():
             durable_files.write(self.receipts.file, b"")
-        self.receipts.append(receipts.line(RoundReceipts(self.charged, refused, paid)))
+        self.receipts.append(charge_log.receipt_line(RoundReceipts(self.charged, refused, paid)))
 
     def announce(self, rounds: int, header: dict[str, str | int]) -> None:
-        """How the rounds from here on are computed: one line each time the run is started or continued."""
+        """Write how the rounds after `rounds` are computed: one line each time the run is started or continued."""
         self.engine.append(json.dumps({"after_round": rounds, "versions": versions(), **header}).encode())
 
     def record(self, line: dict[str, Any], noise: Mode) -> None:
-        """One line of history, as far as it may be written."""
+        """Write one line of history, without what must not be released."""
         self.history.append(json.dumps(releasable(line, noise)).encode())
 
     def save(self, state: State) -> None:
-        """The checkpoint: it binds the charges up to here, and history."""
-        Checkpoint(state, self.head, self.history.prefix, self.engine.prefix).save(self.folder.private)
+        """Write the checkpoint, which binds the charges, history and engine lines so far."""
+        Checkpoint(state, self.head, self.history.prefix, self.engine.prefix).save(self.path / "checkpoint")
 
     def refuse(self, config: Config, error: BudgetError) -> None:
-        """A budget has ended the run: which cohort it refused."""
-        receipts.write_refusal(self.folder.path, config.plan, error.refused, self.header.config, self.head)
-
-    def finish(self, model: bytes, sign: Callable[[Path], None] | None = None) -> dict[str, Any]:
-        """Model and certificate, from what the folder says happened; signed if there is a key."""
-        durable_files.write(self.folder.path / "model.safetensors", model)
-        admission.write_standing(self.folder)
-        made = self.folder.certificate()
-        durable_files.write(self.folder.path / "certificate.json", text_of(made).encode())
-        if sign is not None:
-            sign(self.folder.path)
-        return made
+        """Write which round and cohort a budget refused; the cohort only where it is visible by design."""
+        t, cohort = error.refused
+        seen = cohort if charge_log.cohort_is_visible(config.plan) else None
+        line = charge_log.next_charge(t, seen, self.header.config, self.head)
+        durable_files.write(self.path / charge_log.REFUSED, line + b"\n")
 
 
-# ---- a new folder ---------------------------------------------------------------------------------------------------
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lock a run's folder against other processes; the lock ends with its process."""
+    file = path / "checkpoint" / "lock"
+    try:
+        lock = os.open(file, os.O_RDWR | os.O_CREAT, PRIVATE)
+    except FileNotFoundError:
+        raise CertificateError("checkpoint", f"checkpoint/ is missing in {path}: start anew") from None
+    except OSError as error:
+        raise durable_files.trouble(file, error) from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{path}, in which a run is going on", "a folder at rest", "wait for it") from None
+        yield
+    finally:
+        os.close(lock)
 
 
 @contextmanager
 def created(
     path: Path, config: Config, task: Task, earlier: tuple[EarlierRun, ...] = (), run: str = ""
 ) -> Iterator[RunWriter]:
-    """A new folder and its lock; it is built beside its place and moved there whole, and never replaces another.
+    """Create a run's folder and lock it. It is built under another name, moved whole, and never replaces another.
 
-    `run` is the id of a run that was kept in memory so far; else it is drawn. `earlier`: runs its weights come from.
+    `run` is the id of a run that was in memory so far; else it is drawn. `earlier`: runs that its weights come from.
     """
     if path.exists() or path.is_symlink():
         found = f"{path}, which exists"
         raise ConfigError(found, "a new folder", "choose another --out, or add --resume (resume=True)")
-    with _beside(path) as made:
-        try:
-            header = _fill(made, config, task, earlier, run or secrets.token_hex(16))
-            durable_files.move(made, path)
-        except (OSError, StorageError) as error:
-            raise _unusable(path, error) from None
-        yield RunWriter.after(RunFolder(path, config), config, header, ChargeLog(header.root))
-
-
-def _unusable(path: Path, error: OSError | StorageError) -> ConfigError:
-    reason = error.strerror if isinstance(error, OSError) else error.found
-    fix = "nothing was charged; choose another --out"
-    return ConfigError(f"{path}, which cannot be made ({reason})", "a folder to write to", fix)
-
-
-@contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A folder under another name, locked while it is built (and after it is moved), removed if building fails."""
-    for left in path.parent.glob(f".{path.name}.*{durable_files.PARTIAL}"):
-        # Remove what a killed run left of a folder that was never moved to its place; one being built is locked
-        with suppress(OSError):
-            lock = os.open(left / "checkpoint" / "lock", os.O_RDWR | os.O_CREAT)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left)
-            finally:
-                os.close(lock)
-        if left.is_dir() and not (left / "checkpoint").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    made = path.with_name(f".{path.name}.{secrets.token_hex(8)}{durable_files.PARTIAL}")
+    for left in path.parent.glob(f".{path.name}.*{PARTIAL}"):
+        _remove_unfinished(left)
+    made = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
+    data, plan = json.dumps(vars(Fingerprint.of(task)), indent=2).encode() + b"\n", codec.to_toml(config).encode()
+    hashes = [hashlib.sha256(one).hexdigest() for one in (plan, data)]
+    origin = (task.declared_public, software(config), earlier)
+    header = Header(run or secrets.token_hex(16), codec.digest(config), hashes[0], hashes[1], *origin)
+    text, built = header.to_bytes(), False
+    private = {"checkpoint/data.json": data, "checkpoint/charged": b"", HISTORY: b"", ENGINE: b""}
     try:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            os.mkdir(made)
-            os.mkdir(made / "checkpoint", 0o700)
-        except OSError as error:
-            raise _unusable(path, error) from None
-        with RunFolder(made).locked():
-            yield made
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkdir(made)
+        os.mkdir(made / "checkpoint", 0o700)
+        with locked(made):
+            for name, content in {**private, "plan.toml": plan, "run.json": text, CHARGES: b""}.items():
+                durable_files.write(made / name, content, PRIVATE if name in private else durable_files.PUBLIC)
+            durable_files.sync(made)
+            durable_files.move(made, path)
+            built = True
+            yield RunWriter(path, config, header, ChargeLog((hashlib.sha256(text).hexdigest(),)))
+    except (OSError, StorageError) as error:
+        if built:
+            raise
+        shutil.rmtree(made, ignore_errors=True)
+        reason = error.strerror if isinstance(error, OSError) else error.found
+        fix = "nothing was charged; choose another --out"
+        raise ConfigError(f"{path}, which cannot be made ({reason})", "a folder to write to", fix) from None
     except (Exception, KeyboardInterrupt):
         shutil.rmtree(made, ignore_errors=True)
         raise
 
 
-def _fill(made: Path, config: Config, task: Task, earlier: tuple[EarlierRun, ...], run: str) -> Header:
-    """Everything that a run needs to be continued, with no round done."""
-    data, plan = Fingerprint.of(task).to_bytes(), codec.to_toml(config).encode()
-    hashes = codec.digest(config), digest(plan), digest(data)
-    header = Header(run, *hashes, declared_public(task), software(config), earlier)
-    durable_files.write(made / "checkpoint" / "data.json", data, durable_files.PRIVATE)
-    durable_files.write(made / "checkpoint" / "charged", b"", durable_files.PRIVATE)
-    durable_files.write(made / "plan.toml", plan)
-    durable_files.write(made / "run.json", header.to_bytes())
-    durable_files.write(made / charge_log.NAME, b"")
-    for name in (HISTORY, ENGINE):
-        durable_files.write(made / name, b"", durable_files.PRIVATE)
-    durable_files.sync(made)
-    return header
+def _remove_unfinished(left: Path) -> None:
+    """Remove a folder that a killed run never moved to its place; one that is being built is locked, and stays."""
+    with suppress(OSError):
+        lock = os.open(left / "checkpoint" / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left)
+        finally:
+            os.close(lock)
+    if left.is_dir() and not (left / "checkpoint").exists():
+        shutil.rmtree(left, ignore_errors=True)

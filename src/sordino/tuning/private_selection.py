@@ -3,7 +3,7 @@
     charge the whole search to the ledger; draw K (secret); K times: draw a candidate, run it, score it on public rows;
     release the best; all trials have the same cost, and the search costs `Tuned` of that cost
 
-Guarantee: Papernot, Steinke 2022 (accounting.trials), for one who sees the folder of the best. A trial that has lost is
+Guarantee: Papernot, Steinke 2022 (accounting.renyi), for one who sees the folder of the best. A trial that has lost is
 removed at once, its numbers are printed nowhere, and K is in no file. Trials that a kill leaves are removed unread by
 the next search into the same folder: whoever reads them has a release that no certificate covers.
 """
@@ -27,14 +27,13 @@ import numpy as np
 from sordino.accounting import calibration
 from sordino.accounting.calibration import noisier
 from sordino.accounting.composition import Line, Selection, cost_of_best
+from sordino.accounting.renyi import Trials
 from sordino.accounting.rounding import upto
-from sordino.accounting.trials import Trials
 from sordino.certificate.build import headline
 from sordino.certificate.facts import run_cost
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import ConfigError, DivergedError
-from sordino.outcome import declared_public
 from sordino.report.text_table import better, choose_metric, value_text
 from sordino.runs import admission
 from sordino.runs.execution import Executed, execute
@@ -177,7 +176,7 @@ def tune_private(tuning: PrivateTuning, out: Path, say: Callable[[str], None]) -
 
 
 def _public_rows(task: Task) -> str:
-    return " and ".join(f"{one.rows} {one.what}" for one in declared_public(task) if "rows" in one.what)
+    return " and ".join(f"{one.rows} {one.what}" for one in task.declared_public if "rows" in one.what)
 
 
 @contextmanager

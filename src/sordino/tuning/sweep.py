@@ -44,7 +44,7 @@ from sordino.certificate.facts import run_cost
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import BudgetError, CertificateError, ConfigError, DivergedError, SordinoError, UserError
-from sordino.outcome import declared_public, load_weights
+from sordino.outcome import load_weights
 from sordino.report import text_table
 from sordino.report.text_table import Estimate, Row
 from sordino.runs import admission
@@ -127,7 +127,7 @@ class SweepFolder:
         if self.charged and self.configs[0].privacy.ledger is not None:
             each = [admission.ledger_request(config, admission.planned_facts(config)) for config in self.configs]
             whole = replace(each[0], items=tuple(item for one in each for item in one.items), plan="")
-            admission.check_all_affordable(self.configs[0], whole)
+            admission.check_affordable(self.configs[0], whole)
         (self.out / RUNS).mkdir(parents=True)
         durable_files.write(self.out / HEADER, header)
 
@@ -171,7 +171,7 @@ class SweepFolder:
         run, found = self.runs[0], {}
         for name, choosing in (("chosen_by", True), ("reported_on", False)):
             task = self.sweep.config(run.changes, run.seed, validation=choosing).build()
-            public = [one for one in declared_public(task) if "rows" in one.what]
+            public = [one for one in task.declared_public if "rows" in one.what]
             found[name] = " and ".join(f"{one.rows} {one.what} (declared public by {one.by})" for one in public)
         return found
 

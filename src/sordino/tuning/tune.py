@@ -27,7 +27,6 @@ from sordino.codec import durable_files
 from sordino.data.clients import Clients, Records
 from sordino.errors import ConfigError, DataError, PlanError, UnreachableError
 from sordino.loop import run
-from sordino.outcome import declared_public
 from sordino.parts.schedules import scaled
 from sordino.plan import Plan
 from sordino.recipes.client_level import local_steps
@@ -125,7 +124,9 @@ class Hyperparameters:
 def hyperparameters(plan: Plan) -> Hyperparameters:
     """Return the plan's hyperparameters: rounds, its local solver's steps or epochs, and the batch of its records."""
     local = plan.local
-    steps, records = getattr(local, "steps", None) or getattr(local, "epochs", None), getattr(local, "records", None)
+    own = getattr(local, "__dataclass_fields__", {})  # a solver's fixed number of steps is no field of it
+    steps = next((getattr(local, name) for name in ("steps", "epochs") if name in own and getattr(local, name)), None)
+    records = getattr(local, "records", None)
     if steps is None and records is None:
         raise PlanError("tuning", f"local solver {local.kind!r}", "one with steps, epochs or records")
     batch = getattr(records, "batch", None)
@@ -257,7 +258,7 @@ def tune(
     """
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}", "at least 1")
-    declared = declared_public(task) if public is None else public
+    declared = task.declared_public if public is None else public
     read = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in declared)
     cost = {
         "public": f"nothing beyond what is declared public: {read} were read; they are not protected",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sordino.accounting.pld.shuffle import _SLACK, _require, clones
+from sordino.accounting.pairs import _SLACK, clones
 from sordino.errors import SideConditionError
 
 _STEPS = 32  # grid points, then halvings, of the search for epsilon
@@ -21,7 +21,7 @@ def shuffled_epsilon(*, reports: int, epsilon0: float, delta: float, delta0: flo
     If shuffling proves nothing, the local epsilon is the answer: shuffling is a post-processing of (eps0, delta0)-DP.
     Raises SideConditionError for delta < delta0, where not even that holds.
     """
-    _require(reports=reports, epsilon0=epsilon0, delta0=delta0)
+    clones(reports=reports, epsilon0=epsilon0, delta0=delta0)
     if not (0 < delta < 1 and delta0 <= delta):
         raise SideConditionError(f"delta = {delta}", f"0 < delta < 1 and delta >= delta0 = {delta0}")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.accounting.pld.without_replacement import hockey_stick
 
-from sordino.accounting import accountant
+from sordino.accounting import accountant, pairs, pld
 from sordino.accounting.events import (
     Approximate,
     CappedPoisson,
@@ -28,8 +28,7 @@ from sordino.accounting.events import (
     Shuffled,
     has_bound,
 )
-from sordino.accounting.pld import convolutions, loss_grid, pairs
-from sordino.accounting.pld.loss_grid import gaussian_epsilon
+from sordino.accounting.pld import gaussian_epsilon
 from sordino.errors import PlanError
 
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one", "zero_out")
@@ -58,7 +57,7 @@ def test_everybody_every_round_is_never_below_the_gaussian_at_any_delta(
 def test_without_the_tilt_the_transform_would_decide_epsilon() -> None:
     """Sabotage: theta = 0 proves nothing at 1e-14, because its rounding, which is counted, is as large."""
     pair = pairs.Present(0.01, pairs.Gauss(1.0))
-    one = convolutions.Composition([(loss_grid.losses_on(pair, 1e-3, 1e-24), 1000)])
+    one = pld.Composition([(pld.losses_on(pair, 1e-3, 1e-24), 1000)])
     assert one.epsilon(1e-14) < 4.56
     assert one.tilted(0.0).epsilon(1e-14) > 5
     assert one.tilted(0.0).epsilon(1e-6) == pytest.approx(one.epsilon(1e-6), rel=1e-3)
@@ -68,7 +67,7 @@ def test_the_bound_on_the_transforms_rounding_holds() -> None:
     rng = np.random.default_rng(1)
     for size, count in ((64, 3), (128, 16), (32, 100)):
         law = rng.dirichlet(np.ones(9))
-        ours, error = convolutions._convolved([np.append(law, np.zeros(size - 9))], np.asarray([float(count)]))
+        ours, error = pld._convolved([np.append(law, np.zeros(size - 9))], np.asarray([float(count)]))
         exact = _powered([int(mass * 2**60) for mass in law], count, size)
         scale = sum(int(mass * 2**60) for mass in law) ** count
         off = max(abs(float(one) - other / scale) for one, other in zip(ours, exact, strict=True))
@@ -92,11 +91,11 @@ def _times(one: list[int], other: list[int]) -> list[int]:
 
 def test_what_lies_beyond_grid_and_window_is_infinite() -> None:
     pair = pairs.Gauss(1.0)
-    cut = loss_grid.losses_on(pair, 0.01, 1e-4)
+    cut = pld.losses_on(pair, 0.01, 1e-4)
     assert cut.infinite >= math.exp(float(pair.tails(cut.values[-1:])[0][0]))
     assert float(np.sum(cut.masses)) + cut.infinite == pytest.approx(1, abs=1e-12)
-    assert convolutions.Composition([(cut, 5)]).infinite >= -math.expm1(5 * math.log1p(-cut.infinite))
-    assert convolutions.Composition([(cut, 5)]).epsilon(cut.infinite) == math.inf
+    assert pld.Composition([(cut, 5)]).infinite >= -math.expm1(5 * math.log1p(-cut.infinite))
+    assert pld.Composition([(cut, 5)]).epsilon(cut.infinite) == math.inf
 
 
 # ---- pairs ----------------------------------------------------------------------------------------------------------
@@ -133,11 +132,11 @@ def test_tails_are_those_of_a_loss(pair: pairs.Pair) -> None:
 @pytest.mark.parametrize("pair", EVERY, ids=str)
 @pytest.mark.parametrize("step", [0.5, 0.01])
 def test_a_grid_only_raises_delta(pair: pairs.Pair, step: float) -> None:
-    on_grid = loss_grid.losses_on(pair, step, 1e-12)
+    on_grid = pld.losses_on(pair, step, 1e-12)
     for epsilon in (0.0, 0.03, 0.4, 1.0, 2.5):
         values = on_grid.values
         ours = on_grid.infinite + float(on_grid.masses @ np.maximum(0.0, -np.expm1(np.minimum(epsilon - values, 0.0))))
-        truth = float(loss_grid.single_deltas(pair, np.asarray([epsilon]))[0])
+        truth = float(pld.single_deltas(pair, np.asarray([epsilon]))[0])
         assert truth - 1e-12 <= ours
         assert ours <= truth + 0.02 if step == 0.01 else True
 
@@ -148,7 +147,7 @@ def test_the_pair_of_fixed_cohorts_has_the_curve_of_its_theorem(rate: float, noi
     at = np.asarray([-3.0, -0.2, -0.01, 0.0, 0.01, 0.2, 3.0])
     pair = pairs.Mirrored(rate, pairs.Gauss(2 / noise_multiplier))
     curve = hockey_stick(at, rate=rate, noise_multiplier=noise_multiplier)
-    assert np.allclose(loss_grid.single_deltas(pair, at), curve, rtol=1e-7, atol=1e-13)
+    assert np.allclose(pld.single_deltas(pair, at), curve, rtol=1e-7, atol=1e-13)
 
 
 # ---- the same everywhere --------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import math
 import mpmath
 import pytest
 
-from sordino.accounting.pld.loss_grid import gaussian_delta, gaussian_epsilon
+from sordino.accounting.pld import gaussian_delta, gaussian_epsilon
 
 
 def exact_delta(mu: float, epsilon: float) -> mpmath.mpf:

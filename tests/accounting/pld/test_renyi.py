@@ -8,8 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from sordino.accounting import renyi
-from sordino.accounting.pld import loss_grid, pairs
+from sordino.accounting import pairs, pld, renyi
 
 
 def moment(rate: float, mu: float, power: float, start: float) -> mpmath.mpf:
@@ -35,7 +34,7 @@ def test_divergences_are_the_integrals_rounded_up(rate: float, mu: float) -> Non
 @pytest.mark.parametrize("pair", [pairs.Mirrored(0.2, pairs.Gauss(1.0)), pairs.Present(0.2, pairs.Gauss(1.0))], ids=str)
 def test_divergences_are_those_of_the_pair(pair: pairs.Mirrored | pairs.Present) -> None:
     of = renyi.fixed_size_gaussian if isinstance(pair, pairs.Mirrored) else renyi.poisson_gaussian
-    ours, on_grid = of(0.2, 1.0), loss_grid.losses_on(pair, 0.002, 1e-30)
+    ours, on_grid = of(0.2, 1.0), pld.losses_on(pair, 0.002, 1e-30)
     for k in (9, 29, 59):
         theta = float(renyi.ORDERS[k]) - 1
         seen = math.log(float(on_grid.masses @ np.exp(theta * on_grid.values))) / theta

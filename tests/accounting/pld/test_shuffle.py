@@ -12,7 +12,7 @@ from scipy import stats
 from tests.accounting import oracles
 from tests.accounting.pld.shuffled_round import shuffled_delta, shuffled_epsilon
 
-from sordino.accounting.pld import shuffle
+from sordino.accounting import pairs
 from sordino.errors import SideConditionError
 
 local_epsilons = st.floats(0.01, 8.0)
@@ -47,20 +47,20 @@ def test_delta_is_the_clone_pair_rounded_up(reports: int, epsilon0: float, share
 
 def test_blocks_of_clones_only_round_up_and_only_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = [shuffled_delta(e, reports=10_000, epsilon0=1.0) for e in (0.001, 0.01, 0.05)]
-    assert len(shuffle._clone_counts(9_999, math.exp(-1))[0]) < 500
-    monkeypatch.setattr(shuffle, "_BLOCK", 0.0)
-    shuffle._outcomes.cache_clear()
+    assert len(pairs._clone_counts(9_999, math.exp(-1))[0]) < 500
+    monkeypatch.setattr(pairs, "_BLOCK", 0.0)
+    pairs._outcomes.cache_clear()
     truth = [shuffled_delta(e, reports=10_000, epsilon0=1.0) for e in (0.001, 0.01, 0.05)]
-    shuffle._outcomes.cache_clear()
+    pairs._outcomes.cache_clear()
     assert all(one <= other <= 1.01 * one for one, other in zip(truth, ours, strict=True))
 
 
 def test_the_laws_of_clones_and_of_coins_are_binomial() -> None:
-    counts, chances, missed = shuffle._clone_counts(2000, 0.3)
-    assert missed == 2 * math.exp(-shuffle._TAIL)
+    counts, chances, missed = pairs._clone_counts(2000, 0.3)
+    assert missed == 2 * math.exp(-pairs._TAIL)
     law = stats.binom(2000, 0.3)
     assert np.allclose(chances, law.pmf(counts), rtol=1e-9, atol=0)
-    values, halves, _ = shuffle._halves(np.asarray([1.0, 2.0, 7.0, 600.0]))
+    values, halves, _ = pairs._halves(np.asarray([1.0, 2.0, 7.0, 600.0]))
     for trials, k, chance in zip((1, 2, 7, 600), values, halves, strict=True):
         listed = chance > 0
         assert np.allclose(chance[listed], stats.binom.pmf(k[listed], trials, 0.5), rtol=1e-9, atol=0)
@@ -69,13 +69,13 @@ def test_the_laws_of_clones_and_of_coins_are_binomial() -> None:
 
 @pytest.mark.parametrize("tail", [0.5, 1.0, 3.0])
 def test_clones_left_out_of_the_sum_are_added_to_delta(tail: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffle, "_TAIL", tail)
-    shuffle._outcomes.cache_clear()
+    monkeypatch.setattr(pairs, "_TAIL", tail)
+    pairs._outcomes.cache_clear()
     for reports, epsilon0 in ((60, 1.0), (20, 4.0)):  # the sum misses clones on both sides; only above it
         for epsilon in (0.0, 0.2, 0.6, 0.9):
             ours = shuffled_delta(epsilon, reports=reports, epsilon0=epsilon0)
             assert ours >= oracles.clone_delta(epsilon, reports=reports, epsilon0=epsilon0)
-    shuffle._outcomes.cache_clear()
+    pairs._outcomes.cache_clear()
 
 
 @pytest.mark.parametrize("reports", [2, 3, 4, 5, 6])
@@ -164,7 +164,7 @@ def test_a_huge_local_epsilon_neither_overflows_nor_amplifies() -> None:
 
 @pytest.mark.parametrize(("reports", "epsilon0"), [(10**4, 1.0), (10**6, 1.0), (10**9, 4.0), (10**9, 0.01), (1, 0.0)])
 def test_the_list_of_outcomes_stays_short(reports: int, epsilon0: float) -> None:
-    assert len(shuffle._outcomes(reports, epsilon0)[0]) < 3_000_000
+    assert len(pairs._outcomes(reports, epsilon0)[0]) < 3_000_000
 
 
 @pytest.mark.parametrize(

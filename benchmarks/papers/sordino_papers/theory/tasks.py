@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from sordino.engines.linear_clients import linear_layer
+from sordino.engines.dense_clients import dense_stages
 from sordino.errors import ConfigError, DataError
 from sordino.parts.losses import OURS
 from sordino.task import Task
@@ -16,7 +16,7 @@ from sordino.task import Task
 
 def require_convex(task: Task, smooth: bool = False) -> None:
     """Refuse a task that the theorems say nothing about: anything but one linear layer under a convex (smooth) loss."""
-    if linear_layer(task) is None:
+    if len(dense_stages(task)) != 1:
         found = f"a {type(task.model).__name__} that is not one linear layer"
         raise ConfigError(found, "a linear model, which makes the loss convex", "use a linear or logistic model")
     loss = task.losses

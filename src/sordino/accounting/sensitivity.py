@@ -1,7 +1,7 @@
-"""Sensitivity of a matrix mechanism: how far one client moves C X, over all patterns of rounds it may be in.
+"""Sensitivity of matrix mechanisms: how far one client changes C X, over all its participation patterns.
 
 A pattern has at most `max_participations` rounds of T, any two at least `min_separation` apart. A client adds u_t,
-||u_t|| <= 1, in each of its rounds, so it moves C X by at most
+||u_t|| <= 1, in each of its rounds, so it changes C X by at most
 
     max over patterns of sqrt(sum_{s, t in pattern} |G_st|),    G = C^T C
 
@@ -17,16 +17,27 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
-from sordino.accounting.matrix.toeplitz import Floats, padded
 from sordino.errors import PlanError
 
-_ENTRIES = 4_000_000  # of a table of all pairs of gaps; above it only the last gap is kept
+Floats = NDArray[np.float64]
+_ENTRIES = 4_000_000  # of a table of all pairs of gaps; above it only the last gap is stored
+
+
+def padded(column: Floats, rounds: int) -> Floats:
+    """Return the first column of a Toeplitz matrix at full length."""
+    return np.concatenate([column[:rounds], np.zeros(max(rounds - len(column), 0))])
+
+
+def dense(column: Floats, rounds: int) -> Floats:
+    """Return the lower triangular Toeplitz matrix of a first column: for small sizes."""
+    return np.asarray(scipy.linalg.toeplitz(padded(column, rounds), np.zeros(rounds)))
 
 
 def _earlier(size: Floats, apart: int) -> Floats:
-    """[t, u]: the most that row t gathers from rounds up to u."""
+    """[t, u]: the largest sum of entries of row t over a pattern of rounds up to u."""
     found = np.zeros_like(size)
     for u in range(len(size)):
         before = found[:, u - apart] if u >= apart else 0.0
@@ -35,12 +46,12 @@ def _earlier(size: Floats, apart: int) -> Floats:
 
 
 def _at(table: Floats, t: NDArray[np.int64], u: NDArray[np.int64]) -> Floats:
-    """table[t, u], 0 before the first round."""
+    """table[t, u], or 0 before the first round."""
     return np.where(u >= 0, table[t, np.maximum(u, 0)], 0.0)
 
 
 def _by_two_gaps(size: Floats, gaps: NDArray[np.int64], most: int) -> float:
-    """F[t, d]: the most of patterns that end with rounds t - d and t; the last d stands for gaps in which t sees none.
+    """F[t, d]: the maximum over patterns that end with rounds t - d and t; the last d is any gap wider than the bands.
 
     F[t, d] = G_tt + 2 G_{t, t-d} + max_e (F[t-d, e] + 2 G_{t, t-d-e} + 2 earlier[t, t-d-e-apart])
     """
@@ -62,7 +73,7 @@ def _by_two_gaps(size: Floats, gaps: NDArray[np.int64], most: int) -> float:
 
 
 def _by_one_gap(size: Floats, apart: int, most: int) -> float:
-    """F[t]: the most of patterns that end with t:  G_tt + max_s (F[s] + 2 G_ts + 2 earlier[t, s - apart])."""
+    """F[t]: the maximum over patterns that end with t:  G_tt + max_s (F[s] + 2 G_ts + 2 earlier[t, s - apart])."""
     rounds, diagonal = len(size), size.diagonal()
     t, s = np.ix_(np.arange(rounds), np.arange(rounds))
     gains = 2 * (size + _at(_earlier(size, apart), t, s - apart))
@@ -78,7 +89,7 @@ def _by_one_gap(size: Floats, apart: int, most: int) -> float:
 class Patterns:
     """Participation patterns of one client: at most `max_participations` of `rounds`, `min_separation` apart or more.
 
-    `periodic`: any two are a multiple of `min_separation` from each other, as where clients come in turn.
+    `periodic`: any two rounds of a pattern differ by a multiple of `min_separation`, as in round robin.
     """
 
     rounds: int
@@ -95,7 +106,7 @@ class Patterns:
 
     @property
     def reachable(self) -> int:
-        """The most rounds that fit: never more than 1 + (T - 1) // min_separation."""
+        """Largest number of rounds in a pattern: never more than 1 + (T - 1) // min_separation."""
         return min(self.max_participations, 1 + (self.rounds - 1) // self.min_separation)
 
     @property
@@ -105,7 +116,7 @@ class Patterns:
 
 
 def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
-    """Of a lower triangular Toeplitz matrix; exact where its first column is nonnegative and never rises.
+    """Sensitivity of a lower triangular Toeplitz matrix; exact where its first column is nonnegative and never rises.
 
     Then the worst pattern is the earliest (Kalinin and Lampert 2024, Theorem 2): ||sum_j C[:, j s]||, s the
     min_separation. Columns that do not overlap (bands <= s) need no order: sqrt(sum_j ||C[:, j s]||^2). All else gets
@@ -127,26 +138,24 @@ def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
 
 def _gram(column: Floats, rounds: int) -> Floats:
     """C^T C of a Toeplitz matrix."""
-    from scipy.linalg import toeplitz
-
-    matrix = toeplitz(padded(column, rounds), np.zeros(rounds))
+    matrix = dense(column, rounds)
     return np.asarray(matrix.T @ matrix)
 
 
 def sensitivity_bound(gram: Floats, patterns: Patterns) -> float:
-    """Sensitivity of any C, from C^T C: never below the truth; exact where bands are at most three separations wide.
+    """Bound the sensitivity of any C, from C^T C; exact where bands are at most three separations wide.
 
-    Of patterns that hold every round of their period, the most over the first rounds; of others by dynamic programming.
-    The root is raised by 1e-12, above what adding up has rounded off.
+    Periodic patterns: the maximum over their first rounds; others: dynamic programming. The root is raised by 1e-12,
+    above the rounding of the sums.
     """
     if patterns.reachable == 0:
         return 0.0
     size, apart = np.abs(gram), patterns.min_separation
     if patterns.periodic and patterns.max_participations >= 1 + (patterns.rounds - 1) // apart:
-        # a pattern may have every round of its period, and more rounds never move C X by less
+        # a pattern may have every round of its period, and more rounds never change C X by less
         found = max(float(size[first::apart, first::apart].sum()) for first in range(apart))
         return math.sqrt(found) * (1 + 1e-12)
-    # rounds so far apart never meet
+    # columns that are `width` apart do not overlap
     width = max((k + 1 for k in range(len(size)) if size.diagonal(k).any()), default=1)
     gaps = np.arange(apart, max(width, apart + 1))
     if len(size) * len(gaps) ** 2 <= _ENTRIES:
@@ -157,29 +166,24 @@ def sensitivity_bound(gram: Floats, patterns: Patterns) -> float:
 
 
 def _best_rows(size: Floats, patterns: Patterns) -> float:
-    """At most the best sum, over patterns, of each row's own best pattern: another bound, for wide bands."""
+    """Bound the maximum by the best sum, over patterns, of each row's own best pattern: tighter for wide bands."""
     away = np.abs(np.subtract.outer(np.arange(len(size)), np.arange(len(size))))
     together = np.where((away >= patterns.min_separation) | (away == 0), size, 0.0)  # rounds that one pattern may hold
-    return _best(np.array([_best(row, patterns, i) for i, row in enumerate(together)]), patterns)
+    most, apart = patterns.reachable, patterns.min_separation
+    best = np.zeros(len(size))
+    for i, row in enumerate(together):  # the best pattern that includes round i
+        before, after = row[: max(i - apart + 1, 0)], row[i + apart :][::-1]
+        ends = [_table(side, apart, most - 1)[:, -1] if len(side) else np.zeros(most) for side in (before, after)]
+        best[i] = row[i] + max(ends[0][j] + ends[1][most - 1 - j] for j in range(most))
+    return float(_table(best, apart, most)[-1].max())
 
 
-def _best(gains: Floats, patterns: Patterns, through: int | None = None) -> float:
-    """The most that one pattern gathers, of gains per round; with `through`, of patterns with that round in them."""
-    if through is None:
-        return float(_table(gains, patterns, patterns.reachable)[-1].max())
-    before = _table(gains[: max(through - patterns.min_separation + 1, 0)], patterns, patterns.reachable - 1)
-    after = _table(gains[through + patterns.min_separation :][::-1], patterns, patterns.reachable - 1)
-    ends = [table[:, -1] if table.shape[1] else np.zeros(len(table)) for table in (before, after)]
-    return float(gains[through] + max(ends[0][j] + ends[1][len(ends[1]) - 1 - j] for j in range(len(ends[0]))))
-
-
-def _table(gains: Floats, patterns: Patterns, most: int) -> Floats:
-    """[j, t]: the most that at most j rounds up to t gather."""
+def _table(gains: Floats, apart: int, most: int) -> Floats:
+    """[j, t]: the largest sum of `gains` over at most j rounds up to t, any two at least `apart` from each other."""
     found = np.zeros((most + 1, len(gains)))
     for j in range(1, most + 1):
         taken = gains.copy()
-        if len(gains) > patterns.min_separation:
-            taken[patterns.min_separation :] += found[j - 1, : -patterns.min_separation]
-        found[j] = np.maximum.accumulate(taken)
-        found[j] = np.maximum(found[j], found[j - 1])
+        if len(gains) > apart:
+            taken[apart:] += found[j - 1, :-apart]
+        found[j] = np.maximum(np.maximum.accumulate(taken), found[j - 1])
     return found

@@ -1,1 +1,0 @@
-"""Privacy loss distributions: the mathematics of the accountant. No plan, no data, no randomness."""
