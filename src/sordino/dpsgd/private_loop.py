@@ -167,9 +167,7 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     devices = sorted({str(p.device) for p in model.parameters()})
     if len(devices) > 1 or devices == ["meta"]:
         found = f"a model with parameters on {' and '.join(devices)}"
-        raise PlanError(
-            "engine", found, "all parameters on one device, with memory", "model.to(device) before make_private"
-        )
+        raise PlanError("engine", found, "all of them on one device, with memory", "model.to(device) first")
 
 
 def _check_labels(model: nn.Module, dataset: Any) -> None:
@@ -180,7 +178,8 @@ def _check_labels(model: nn.Module, dataset: Any) -> None:
     if y.dtype != torch.int64 or y.dim() != 1:
         return
     try:
-        scores = trial_outputs(model, torch.zeros_like(x[:1]))  # synthetic: the model's code sees no record
+        device = next(model.parameters()).device
+        scores = trial_outputs(model, torch.zeros_like(x[:1], device=device))  # synthetic: the model's code sees no record
     except DataError:
         return  # the loop may turn the records into what the model takes
     if isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > 1:
