@@ -15,7 +15,18 @@ from tests.tiny import plan, rounds
 from torch import Tensor
 
 from sordino.engines.inprocess import InProcess
-from sordino.parts import Adaptive, Banded, Clip, CorrelatedNoise, Everyone, FixedSize, Gaussian, LocalSgd, RoundRobin, Sam
+from sordino.parts import (
+    Adaptive,
+    Banded,
+    Clip,
+    CorrelatedNoise,
+    Everyone,
+    FixedSize,
+    Gaussian,
+    LocalSgd,
+    RoundRobin,
+    Sam,
+)
 from sordino.parts.local_solvers import Scaffold
 from sordino.plan import Plan
 from sordino.recipes import RECIPES

@@ -11,6 +11,7 @@ from tests.dpsgd.loops import batch_of
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from sordino.dpsgd.private_loop import check_devices
 from sordino.errors import DataError, PlanError
 from sordino.parts import Banded
 
@@ -118,6 +119,11 @@ def test_parameters_on_two_devices_are_refused() -> None:
     loader = torch.utils.data.DataLoader(records("mlp"), batch_size=12)
     with pytest.raises(PlanError, match="device"):
         make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, epochs=1, noise_multiplier=1.0)
+
+
+def test_a_device_without_float64_is_refused() -> None:
+    with pytest.raises(PlanError, match="float64"):
+        check_devices({torch.device("mps")})
 
 
 def test_parameters_without_memory_are_refused() -> None:

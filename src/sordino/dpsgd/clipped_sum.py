@@ -75,7 +75,7 @@ def ieee_products() -> Iterator[None]:
 def clipped_sum(
     pieces: Pieces, named: Mapping[str, nn.Parameter], batch: int, clip_norm: float, scale: float = 1.0, norm: Norm = 2
 ) -> tuple[dict[str, Tensor], Tensor, bool]:
-    """Return sum_j scale g_j min(1, C / ||scale g_j||) by parameter name, the norms ||scale g_j|| [b], if all are finite.
+    """Return sum_j scale g_j min(1, C / ||scale g_j||) by parameter name, norms ||scale g_j|| [b], if all are finite.
 
     `scale` undoes a mean: b for a loss that is a mean over the batch, 1 for a sum. Sums of many records are in float64.
     """

@@ -184,7 +184,7 @@ class Recording:
         self.warning.begin()
 
     def clipped_sum(self, clip_norm: float, scale: float) -> tuple[dict[str, Tensor], int]:
-        """Return the clipped sum of the batch by parameter name, and how many records are not finite; forget the batch."""
+        """Return the clipped sum of the batch by parameter name, and the number of records that are not finite."""
         with ieee_products():
             pieces = self.tape.pieces() if self.tape.batch else {}
             self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]

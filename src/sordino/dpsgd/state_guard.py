@@ -179,7 +179,7 @@ def digest(item: Any) -> Any:
 
 
 def _device_digest(tensor: Tensor) -> Tensor:
-    """Return sum_i word_i key_i modulo 2^64 over a tensor's 8-byte words, by blocks and blocks of blocks, on its device."""
+    """Return sum_i word_i key_i modulo 2^64 over a tensor's 8-byte words, by blocks of blocks."""
     memory = tensor.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
     words = F.pad(memory, (0, -len(memory) % 8)).view(torch.int64)
     key = torch.from_numpy(_KEY).to(tensor.device)
