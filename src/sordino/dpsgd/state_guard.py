@@ -184,7 +184,7 @@ def _device_digest(tensor: Tensor) -> Tensor:
     words = F.pad(memory, (0, -len(memory) % 8)).view(torch.int64)
     key = torch.from_numpy(_KEY).to(tensor.device)
     while len(words) > 1:
-        chunks = [F.pad(chunk, (0, -len(chunk) % BLOCK)).view(-1, BLOCK) for chunk in words.split(BLOCK * BLOCK)]
+        chunks = [F.pad(chunk, (0, -len(chunk) % BLOCK)).view(-1, BLOCK) for chunk in torch.split(words, BLOCK * BLOCK)]
         words = torch.cat([(chunk * key).sum(1) for chunk in chunks])
     return words.sum()
 
