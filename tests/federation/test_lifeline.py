@@ -28,8 +28,9 @@ print("child", os.getpid(), flush=True)
 time.sleep(600)
 """
 PARENT = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits a SIGINT that is ignored
 from sordino.federation.local_federation import LocalFederation
 with LocalFederation(Path(sys.argv[1]), (), Path(sys.argv[1]) / "home") as federation:
     federation.start("child", [sys.executable, "-c", sys.argv[2]])
@@ -91,7 +92,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_process_outlives_a_parent_that_a_signal_ends(number: int, started: Started) -> None:
     os.kill(started.parent.pid, number)
-    started.parent.wait()
+    started.parent.wait(120)
     started.wait_for_the_end()
 
 
