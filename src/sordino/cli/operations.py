@@ -86,9 +86,7 @@ def ledger_history(file: LedgerFile, dataset: Dataset, own: Own = None, as_json:
 
 @ledger_app.command("backup")
 def ledger_backup(
-    file: LedgerFile,
-    to: Annotated[Path, typer.Argument(help="A new file for the backup.")],
-    as_json: JsonFlag = False,
+    file: LedgerFile, to: Annotated[Path, typer.Argument(help="A new file for the backup.")], as_json: JsonFlag = False
 ) -> None:
     """Copy a ledger, also while silos are served from it; nothing is charged to a backup."""
     from sordino.ledger.ledger import Ledger

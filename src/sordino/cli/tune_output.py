@@ -26,12 +26,7 @@ from sordino.version import __version__
 
 SOURCES = ("public", "synthetic")
 FILES = "{tuned.toml, tune.png, trials.jsonl}"
-AXES = {
-    "lr_factor": "factor on step size",
-    "steps": "local steps",
-    "rounds": "rounds",
-    "batch": "records per batch",
-}
+AXES = {"lr_factor": "factor on step size", "steps": "local steps", "rounds": "rounds", "batch": "records per batch"}
 
 
 def tune_config(
