@@ -61,9 +61,7 @@ def _steps(plan: Plan) -> int:
     return spent.count if isinstance(spent, AlreadyPrivate) else 1
 
 
-# ---- a budget per client --------------------------------------------------------------------------------------------
-
-
+# ---- a budget per client
 @dataclass(frozen=True)
 class Filter:
     """Privacy filter: `allowed` and `spent` rounds of every client.
@@ -228,9 +226,7 @@ def _line(plan: Plan, client: int, n: int) -> Line:
     return with_preparations(Cost(plan.unit, (line,)), plan.prepare, plan.release, 1).lines[0]
 
 
-# ---- charges of deployed runs ---------------------------------------------------------------------------------------
-
-
+# ---- charges of deployed runs
 @dataclass(frozen=True)
 class SiloCost:
     """Cost of a plan on one silo's data, to one adversary, as charges to its ledger."""

@@ -182,8 +182,7 @@ class Journal:
         with suppress(sqlite3.Error):
             self._database.close()
 
-    # ---- transactions ------------------------------------------------------------------------------------------------
-
+    # ---- transactions
     @contextmanager
     def transaction(self, *, write: bool) -> Iterator[None]:
         """Read one moment of the file, or, to `write`, be alone with it; a failure leaves nothing written.
@@ -260,8 +259,7 @@ class Journal:
         with closing(connect(file, self.wait)) as copy:
             self._database.backup(copy)
 
-    # ---- errors ------------------------------------------------------------------------------------------------------
-
+    # ---- errors
     def damaged(self, how: str) -> StorageError:
         """Return the error of a ledger that is not what was written."""
         fix = "sordino ledger restore BACKUP LEDGER, or a lower limit in a new file that leaves out what was spent"

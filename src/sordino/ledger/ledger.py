@@ -128,8 +128,7 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- charging ----------------------------------------------------------------------------------------------------
-
+    # ---- charging
     def limit(self, name: str, limit: Limit) -> None:
         """Set, raise or lower what a data set may spend; its unit and relation stay once something was spent."""
         _check_name(name, "data set")
@@ -257,8 +256,7 @@ class Ledger:
         receipt = self.charge(run, job, asked)
         return self.store(receipt, make()) if receipt.message is None else receipt.message
 
-    # ---- reading -----------------------------------------------------------------------------------------------------
-
+    # ---- reading
     def replay(self, job: str) -> bytes | None:
         """Return the message that was stored for a job."""
         with self.journal.transaction(write=False):
@@ -300,8 +298,7 @@ class Ledger:
             found = [totals.parse(body) for body in self.journal.lines()]
         return [entry for entry in found if entry.dataset == name or isinstance(entry, RestoreEntry)]
 
-    # ---- within a transaction ----------------------------------------------------------------------------------------
-
+    # ---- within a transaction
     @contextmanager
     def _transaction(self, *, write: bool) -> Iterator[None]:
         """Read the lines that are new, then do the work; after a failure the whole file is read again."""
@@ -363,8 +360,7 @@ class Ledger:
         needed = f"a limit below epsilon {upto(account.limit.epsilon, 6)}, less by what those lines may have spent"
         return ConfigError(found, needed, f"sordino ledger limit {self.path} {name} --epsilon ...")
 
-    # ---- backups -----------------------------------------------------------------------------------------------------
-
+    # ---- backups
     def backup(self, target: Path) -> Head:
         """Copy one moment of the ledger, charges and messages, to a new file; return the head of the copy."""
         if target.exists():

@@ -142,9 +142,7 @@ class Standing:
         return total(cost) <= total(self.own) <= total(self.items)
 
 
-# ---- which records a total is composed for --------------------------------------------------------------------------
-
-
+# ---- which records a total is composed for
 def records(held: Total) -> list[Entries]:
     """Return everything that one record was in, for each kind of record."""
     silos = sorted({silo for _, _, silo in held if silo}) or [""]
@@ -193,9 +191,7 @@ def _positions(blocks: list[tuple[Block, Event, int]]) -> list[Counter[Event]]:
     return list(found.values())
 
 
-# ---- lines ----------------------------------------------------------------------------------------------------------
-
-
+# ---- lines
 @dataclass(frozen=True)
 class LimitEntry:
     """Line by which the operator sets what a data set may spend."""
@@ -289,9 +285,7 @@ def _items(text: str) -> tuple[Item, ...]:
     return found
 
 
-# ---- accounts -------------------------------------------------------------------------------------------------------
-
-
+# ---- accounts
 @dataclass
 class Run:
     """A run in an account: its line, what it was charged whole and by jobs, and what it has released."""

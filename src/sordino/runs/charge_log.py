@@ -191,9 +191,7 @@ def read_lines(data: bytes, name: str) -> list[dict[str, Any]]:
     return found
 
 
-# ---- receipts of silos ----------------------------------------------------------------------------------------------
-
-
+# ---- receipts of silos
 def receipt_line(note: RoundReceipts) -> bytes:
     """Return a round's receipts as their line of receipts.jsonl; a line with any other bytes is refused."""
     paid = [[receipt.client, receipt.charges] for receipt in note.receipts]
@@ -257,9 +255,7 @@ def filter_after_charges(path: Path, plan: Plan, budget: Filter, log: ChargeLog,
     return budget
 
 
-# ---- a budget that ended the run ------------------------------------------------------------------------------------
-
-
+# ---- a budget that ended the run
 def read_refusal(path: Path, log: ChargeLog, config: Config, digest: str) -> BudgetError | None:
     """Return the error of the budget that ended the run; `CertificateError` if only refused.json says that one did."""
     if not (path / REFUSED).exists():

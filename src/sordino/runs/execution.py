@@ -172,9 +172,7 @@ def with_released_columns(task: Task, folder: Path) -> Task:
     return scaled(task, {name: np.asarray(one["noised_histogram"]) for name, one in released.items()})
 
 
-# ---- continuing a run -----------------------------------------------------------------------------------------------
-
-
+# ---- continuing a run
 @contextmanager
 def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter, RunStart]]:
     """Lock a run's folder and continue from its last checkpoint.

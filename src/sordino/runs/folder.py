@@ -86,8 +86,7 @@ class RunFolder:
     def _read(self, name: str) -> bytes:
         return durable_files.read(self.path / name)
 
-    # ---- contents ---------------------------------------------------------------------------------------------------
-
+    # ---- contents
     def config(self, header: Header | None = None) -> Config:
         """Return the configuration that the run was started with; an edited plan.toml is refused."""
         header, text = header or Header.of_bytes(self._read("run.json")), self._read("plan.toml")
@@ -158,8 +157,7 @@ class RunFolder:
         found = facts_of_charges(config.plan, held.log.rounds, held.cohorts, known, settled)
         return replace(found, ledger=admission.read_standing(self.path, config, found))
 
-    # ---- the certificate --------------------------------------------------------------------------------------------
-
+    # ---- the certificate
     def finish(self, model: bytes, sign: Callable[[Path], None] | None = None) -> dict[str, Any]:
         """Write the model, what the data set has spent, and the certificate of what the folder says happened."""
         durable_files.write(self.path / "model.safetensors", model)
@@ -238,9 +236,7 @@ class RunFolder:
         return computed
 
 
-# ---- runs as a report shows them ------------------------------------------------------------------------------------
-
-
+# ---- runs as a report shows them
 def subjects(targets: list[Path]) -> list[Subject]:
     """Certify each run for a report, under the shortest ends of their paths that tell them apart."""
     if not targets:

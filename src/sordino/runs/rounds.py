@@ -148,9 +148,7 @@ def single_class_note(history: list[dict[str, Any]]) -> tuple[str, ...]:
     return (f"the model predicts class {last['only_class']} only: read balanced_accuracy, not accuracy",)
 
 
-# ---- progress -------------------------------------------------------------------------------------------------------
-
-
+# ---- progress
 @contextmanager
 def bar_where_seen(rounds: int, asked: bool = True) -> Iterator[OnRound]:
     """Show a progress bar in a notebook or on a terminal's standard error, nothing in a pipe or if not asked for."""

@@ -137,9 +137,7 @@ def software(config: Config) -> str:
     return "".join([__version__, *others])
 
 
-# ---- checkpoints ----------------------------------------------------------------------------------------------------
-
-
+# ---- checkpoints
 class TornError(Exception):
     """A checkpoint that is not what was written: cut short, or with other bytes than its checksum."""
 
@@ -248,9 +246,7 @@ def latest(folder: Path, log: ChargeLog) -> tuple[Checkpoint | None, str]:
     return None, ""
 
 
-# ---- writing --------------------------------------------------------------------------------------------------------
-
-
+# ---- writing
 @dataclass
 class GrowingFile:
     """A file of lines that is appended to; its size and hash are known without reading it again."""

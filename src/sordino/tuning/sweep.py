@@ -87,8 +87,7 @@ class SweepFolder:
         """Whether reading the table has a privacy cost."""
         return self.sweep.data[0] == "private"
 
-    # ---- before the first run ----------------------------------------------------------------------------------------
-
+    # ---- before the first run
     def check(self) -> None:
         """Refuse, before anything is written, runs for which no certificate could be made."""
         for config in self.configs:
@@ -131,8 +130,7 @@ class SweepFolder:
         (self.out / RUNS).mkdir(parents=True)
         durable_files.write(self.out / HEADER, header)
 
-    # ---- after the last run ------------------------------------------------------------------------------------------
-
+    # ---- after the last run
     @cached_property
     def histories(self) -> dict[Path, list[dict[str, Any]]]:
         """The history of every run that did not diverge, by its folder."""
@@ -319,9 +317,7 @@ def with_runs(targets: Sequence[Path]) -> tuple[list[Path], list[str]]:
     return runs, notes
 
 
-# ---- composition of all runs -----------------------------------------------------------------------------------------
-
-
+# ---- composition of all runs
 def composed(costs: Sequence[Cost], population: int) -> Cost:
     """Compose the events of all runs, per adversary and per silo; refuse runs that protect different things."""
     units = sorted({cost.unit for cost in costs})
@@ -380,9 +376,7 @@ def check_alike(configs: Sequence[Config]) -> None:
             raise ConfigError(found, "the same clients in every run, so that their events compose", fix)
 
 
-# ---- execution of the runs -------------------------------------------------------------------------------------------
-
-
+# ---- execution of the runs
 def _in_processes(
     runs: Sequence[SweepRun], workers: int, own: Sequence[Path]
 ) -> Iterator[tuple[SweepRun, Failure | None]]:

@@ -42,9 +42,7 @@ Progress = Callable[[float, float, str], None]  # work done, work in all, the la
 Source = Literal["public", "synthetic"]
 
 
-# ---- data for the search ---------------------------------------------------------------------------------------------
-
-
+# ---- data for the search
 def tuning_task(plan: Plan, task: Task, source: Source, seed: int) -> Task:
     """Return a task of the same shape on public or synthetic records: as many clients and records, and test rows."""
     sizes = _sizes(plan, task)
@@ -95,9 +93,7 @@ def _synthetic(task: Task, count: int, seed: int) -> tuple[Records, Records]:
     return Records(x[:count], y[:count]), Records(x[count:], y[count:])
 
 
-# ---- hyperparameters of a plan ---------------------------------------------------------------------------------------
-
-
+# ---- hyperparameters of a plan
 @dataclass(frozen=True)
 class Hyperparameters:
     """Rounds, local steps (or epochs), records per batch, and a factor on the step size; None: the plan has none."""
@@ -180,9 +176,7 @@ def first_guess(plan: Plan) -> tuple[str, Hyperparameters]:
     return "the plan's own", now
 
 
-# ---- the search ------------------------------------------------------------------------------------------------------
-
-
+# ---- the search
 @dataclass(frozen=True)
 class Tuned:
     """The hyperparameters proposed for one epsilon, the losses they were chosen by, and what the search cost."""
