@@ -44,7 +44,7 @@ def test_what_the_policy_allows_is_allowed() -> None:
         ({"expires": "2026-12-31"}, "has expired on 2026-12-31"),
         ({"plans": ("b" * 64,)}, "is not among those allowed"),
         ({"models": ("b" * 64,)}, r"the model \(none\) is not among those allowed"),
-        ({"unit": "client"}, "protects one record, and the policy wants one client"),
+        ({"unit": "client"}, "protects one record, and the policy requires one client"),
         ({"releases": ("noise_shares", "central_noise")}, "the release 'local_noise' is not allowed"),
         ({"noise": ("simulation",)}, "noise of mode 'secure' is not allowed"),
         ({"least_noise_multiplier": 1e6}, "the least allowed is 1e"),

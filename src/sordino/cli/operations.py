@@ -17,8 +17,7 @@ from sordino.cli.console import JsonFlag, Own, app, bring, say
 from sordino.version import __version__
 
 if TYPE_CHECKING:
-    from sordino.ledger.ledger import Statement
-    from sordino.ledger.totals import Entry
+    from sordino.ledger.totals import Entry, Statement
 
 ledger_app = typer.Typer(no_args_is_help=True, help="The budget of a data set over all runs.", rich_markup_mode=None)
 federation = typer.Typer(no_args_is_help=True, help="A plan across machines, over Flower.")

@@ -28,7 +28,7 @@ from sordino.config import Config
 from sordino.errors import CertificateError, ConfigError, StorageError, UserError
 from sordino.ledger.journal import RESTORES
 from sordino.ledger.ledger import Ledger, Request
-from sordino.ledger.totals import Item, Standing
+from sordino.ledger.totals import Item, Statement
 from sordino.runs.charge_log import ChargeLog
 
 NAME = "ledger.json"
@@ -149,17 +149,17 @@ def admit(config: Config, run: str, log: ChargeLog, t: int, *, prepares: bool) -
         yield Admission(ledger, run, len(noted), elsewhere=len(numbers) - len(log.charges))
 
 
-def final_standing(config: Config, run: str, facts: Facts) -> Standing | None:
+def final_statement(config: Config, run: str, facts: Facts) -> Statement | None:
     """Charge what a run has cost beyond its plan; return what the data set has spent, None if no ledger is named."""
     with _ledger(config) as opened:
         if opened is None:
             return None
         payer = _payer(config, run)
         opened[0].charge_at_least(payer, ledger_request(config, facts).items)
-        return opened[0].standing(payer)
+        return opened[0].statement(run=payer)
 
 
-def read_standing(path: Path, config: Config, facts: Facts) -> Standing | None:
+def read_statement(path: Path, config: Config, facts: Facts) -> Statement | None:
     """Read ledger.json, None if there is none; refuse another data set's, and one with less than this run costs."""
     file, named = path / NAME, config.privacy.ledger is not None
     if not named or not file.exists():
@@ -168,7 +168,7 @@ def read_standing(path: Path, config: Config, facts: Facts) -> Standing | None:
             raise CertificateError(NAME, f"{NAME} is {what} plan.toml")
         return None
     try:
-        found: Standing = codec.read(Standing, json.loads(durable_files.read(file)), NAME)
+        found: Statement = codec.read(Statement, json.loads(durable_files.read(file)), NAME)
     except (ValueError, TypeError, RecursionError, UserError) as error:
         raise CertificateError(NAME, f"{NAME} cannot be read ({str(error)[:200]})") from None
     need, name = ledger_request(config, replace(facts, ledger=None)), config.privacy.dataset

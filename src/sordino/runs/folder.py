@@ -155,7 +155,7 @@ class RunFolder:
             own_code=OwnCode.of_headers(ran),
         )
         found = facts_of_charges(config.plan, held.log.rounds, held.cohorts, known, settled)
-        return replace(found, ledger=admission.read_standing(self.path, config, found))
+        return replace(found, ledger=admission.read_statement(self.path, config, found))
 
     # ---- the certificate
     def finish(self, model: bytes, sign: Callable[[Path], None] | None = None) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class RunFolder:
         durable_files.write(self.path / "model.safetensors", model)
         held = self.contents()
         if held.config.privacy.ledger is not None and not (self.path / admission.NAME).exists():
-            spent = admission.final_standing(held.config, held.header.run, self.facts(held))
+            spent = admission.final_statement(held.config, held.header.run, self.facts(held))
             durable_files.write(self.path / admission.NAME, (json.dumps(codec.dump(spent), indent=1) + "\n").encode())
         made = self.certificate()
         durable_files.write(self.path / "certificate.json", text_of(made).encode())
