@@ -63,7 +63,7 @@ def execute(
     A rank other than 0 serves rank 0 and never returns. `task` replaces the data that the file names: the task of a
     server has no records. `tried` is set by a private tuning, which was charged for this run as one of its trials.
     """
-    if not tried:
+    if config.privacy.selected is not None and not tried:
         config.check_alone()
     engine = engine or InProcess()
     notes = () if task is not None or isinstance(config.task.model, InMemoryModel) else config.look()
@@ -87,7 +87,7 @@ def execute(
                 t = 0 if start.state is None else start.state.t
                 admitted = admission.admit(config, writer.header.run, writer.log, t, prepares=prepares)
                 writer.admission = held.enter_context(admitted)
-            budget = config.budget
+            budget = config.budget if config.privacy.limited else None
             if budget is not None:  # earlier rounds of a resumed run count against the clients' budgets
                 budget = charge_log.filter_after_charges(path, config.plan, budget, writer.log, engine.deployed)
                 start = replace(start, budget=budget)
@@ -221,7 +221,7 @@ def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
     Secure noise cannot be drawn again, and the accounting of correlated noise does not cover a second, different draw.
     """
     lost = next((round for round in charged if round >= t), None)
-    if lost is not None and config.privacy.noise == "secure" and config.plan.release.init(1):
+    if lost is not None and config.privacy.noise == "secure" and config.plan.release.remembers:
         found = f"round {lost + 1}, whose noise was lost by a kill and is needed by {config.plan.release.kind!r}"
         needed = "a checkpoint with the noise of every charged round"
         raise ConfigError(found, needed, "start anew in another --out: what was charged stays spent")
