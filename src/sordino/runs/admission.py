@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino import codec
-from sordino.accounting.composition import repeated_rounds
+from sordino.accounting.composition import Line, repeated_rounds
 from sordino.certificate.facts import Facts, run_cost
 from sordino.codec import durable_files
 from sordino.config import Config
@@ -45,17 +45,19 @@ def ledger_request(config: Config, facts: Facts) -> Request:
     cost = run_cost(config.plan, facts)
     lines, best = cost.of("models"), config.privacy.selected
     payer = config.plan.hash if best is None else codec.digest(best)
-    names = config.task.silos
+    return Request(cost.unit, lines[0].relation, _items(lines, config.task.silos), payer)
+
+
+def _items(lines: tuple[Line, ...], names: tuple[str, ...]) -> tuple[Item, ...]:
+    """Return the events of a cost by silo name; silos without names must have the same events."""
     if names:
         pairs = [(line, name) for line in lines for k, name in enumerate(names) if not line.silos or k in line.silos]
-        items = tuple(Item(event, count, silo=name) for line, name in pairs for event, count in line.entries if count)
-    elif len({tuple(event for event, _ in line.entries) for line in lines}) > 1:
+        return tuple(Item(event, count, silo=name) for line, name in pairs for event, count in line.entries if count)
+    if len({tuple(event for event, _ in line.entries) for line in lines}) > 1:
         found = "a ledger, and silos that differ in their noise or size and have no names"
         raise ConfigError(found, "names, by which a silo is known in the next run", "set [task] silos")
-    else:
-        most = max(lines, key=lambda line: [count for _, count in line.entries])
-        items = tuple(Item(event, count) for event, count in most.entries if count)
-    return Request(cost.unit, lines[0].relation, items, payer)
+    most = max(lines, key=lambda line: [count for _, count in line.entries])
+    return tuple(Item(event, count) for event, count in most.entries if count)
 
 
 def planned_facts(config: Config, charged: Sequence[int] = (), t: int = 0, prepared: int = 1) -> Facts:
