@@ -1,11 +1,11 @@
-"""Data of the report: what `sordino report --json` prints and the page is drawn from, with privacy curves and spectra.
+"""Data of the report, as `sordino report --json` prints it and the page draws it, with privacy curves and spectra.
 
     epsilon(t)                                   epsilon of the first t releases, by the certificate's own accounting
     F(a) = min over e of exp(e) a + delta(e)     most members found by any test that accuses a share a of non-members
     P_after(w) = P_before(w) / (1 + 2 s (1 - cos w))^2    Laplacian smoothing A = I + s L on a cycle of d coordinates
 
-Adversaries with the same cost share one curve; where silos differ and all adversaries agree, each silo has its own.
-Spectra are functions of two released models and cost no privacy: noise is white before smoothing, so both of its
+Adversaries with the same cost share one curve; where silos differ and all adversaries agree, each silo has a curve.
+Spectra are functions of two released models and cost no privacy. Noise is white before smoothing, so both of its
 spectra are exact; the update is the last released step, noise included, and A is invertible.
 """
 
@@ -46,7 +46,7 @@ _LOSSES = np.sinh(np.linspace(-6, 6, 1201)) / 10  # epsilons within 20 of 0, den
 
 
 def report_data(subjects: Sequence[Subject], notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return everything that the page shows of these runs; `notes` are sentences about several runs together."""
+    """Return all data of the report on these runs; `notes` are sentences about several runs together."""
     found = compare(subjects)
     return {"sordino": __version__, "notes": list(notes), **found, "runs": [_run(one) for one in subjects]}
 
@@ -116,9 +116,9 @@ def _diagnostics(subject: Subject) -> dict[str, Any] | None:
     learned = clip is not None and isinstance(clip.clip_norm, Schedule) and clip.clip_norm.learned
     at, why, values = norms[NORMS[1]]["round"], None, None
     if not per_client:
-        why = "Every record is clipped by itself; an update has no clip norm of its own."
+        why = "Every record's gradient is clipped; a whole update has no clip norm."
     elif learned:
-        why = "The clip norm is learnt as the run goes, and not kept round by round."
+        why = "The clip norm is learnt during the run, and not recorded by round."
     elif clip is None or not clip.finite or not at:
         why = "Nothing is clipped."
     else:
@@ -137,7 +137,7 @@ def _diagnostics(subject: Subject) -> dict[str, Any] | None:
 # ---- privacy curves
 @dataclass(frozen=True)
 class CostGroup:
-    """Adversaries with the same cost, and the silos that the cost is about (none: the worst of all clients)."""
+    """Adversaries with the same cost, and the silos with that cost (none: the worst case over all clients)."""
 
     adversaries: tuple[Adversary, ...]
     silos: tuple[int, ...] = ()
@@ -151,7 +151,7 @@ class CostGroup:
         return {"label": self.label, "adversaries": list(self.adversaries)}
 
     def epsilon(self, subject: Subject, cost: Cost) -> float | None:
-        """Return the certified epsilon at the run's delta, or at the silos' own deltas; None without a guarantee."""
+        """Return the certified epsilon at the run's delta, or at the silos' deltas; None without a guarantee."""
         lines, facts = self.lines(cost), subject.facts
         if not self.silos:
             value: float | None = headline(lines, facts.delta, facts.deltas)["epsilon"]
@@ -179,7 +179,7 @@ def cost_groups(subject: Subject) -> list[CostGroup]:
 
 
 def over_rounds(subject: Subject) -> list[dict[str, Any]]:
-    """Return epsilon of the releases so far for each group; the last value is the certificate's, None: no guarantee."""
+    """Return epsilon after each of some rounds for each group; the last value is the certificate's."""
     last = run_cost(subject.plan, subject.facts)
     releases, selection = participation(subject.plan, subject.facts).releases, subject.facts.selection
     places = sorted({max(1, round(releases * k / POINTS)) for k in range(1, POINTS)} - {releases})
