@@ -72,7 +72,7 @@ def _for_each(runs: Sequence[Run], make: Callable[[Run, int], Figure | None]) ->
 def _drawn(figures: Sequence[Figure | None]) -> list[dict[str, Any]]:
     """Return title, sentence, SVG and numbers of every figure, as the template reads them."""
     found = []
-    for one in filter(None, figures):
+    for one in (figure for figure in figures if figure is not None):
         numbers, left_out = (_bar_numbers(one), False) if isinstance(one, Bars) else _chart_numbers(one)
         known = {"title": one.title, "says": one.says, "svg": draw(one)}
         found.append({**known, "numbers": numbers, "left_out": left_out})
