@@ -114,7 +114,7 @@ class RecordingEngine(InProcess):
 
 
 def shrink_plan(plan: Plan) -> Plan:
-    """Return a copy of the plan for few clients at the same rates, and a plain server; unchanged if it cannot shrink."""
+    """Return a copy for few clients at the same rates, and a plain server; unchanged if it cannot shrink."""
     plain = replace(plan, server=Sgd(lr=1.0), postprocess=())
     try:
         clients, rounds = shrink_clients(plan.clients), min(plan.rounds, EPISODE)
