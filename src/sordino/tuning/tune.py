@@ -151,7 +151,7 @@ def with_hyperparameters(plan: Plan, wanted: Hyperparameters) -> Plan:
         changes["lr"] = scaled(local.lr, wanted.lr_factor)
     local = replace(local, **changes)  # type: ignore[type-var]
     factor = 1.0 if hasattr(local, "lr") else wanted.lr_factor
-    if getattr(server, "rounds", wanted.rounds) != wanted.rounds:
+    if server.rounds not in (None, wanted.rounds):
         raise PlanError("tuning", f"server {server.kind!r} with a fixed number of rounds", "sgd, adam or accelerated")
     if hasattr(server, "v"):
         server = replace(server, v=server.v / factor)  # type: ignore[type-var]
