@@ -168,12 +168,9 @@ def _by_setting(
         gaps = [found[seed] - values[best][seed] for seed in found if seed in values[best]] if best is not None else []
         worst = max(own, key=lambda run: [float("inf") if e is None else e for e in run["epsilon"].values()])
         rows.append({
-            "name": label,
-            "runs": [run["name"] for run in own],
-            "seeds": list(found),
+            "name": label, "runs": [run["name"] for run in own], "seeds": list(found),
             "metrics": {name: _estimate([run["metrics"].get(name) for run in own]) for name in _metrics(runs)},
-            "minus_best": _estimate(gaps),
-            "best": place == best,
+            "minus_best": _estimate(gaps), "best": place == best,
             **{name: worst[name] for name in ("epsilon", "relations", *COST_FIELDS)},
             "settings": {one["setting"]: one["values"][group[0]] for one in differ if one["setting"] != SEED},
         })  # fmt: skip

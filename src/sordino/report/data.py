@@ -55,25 +55,17 @@ def _run(subject: Subject) -> dict[str, Any]:
     certificate, reach = subject.certificate, ceilings(subject.plan, subject.facts)
     entries, names = certificate["adversaries"][-1].get("silos", []), certificate["silos"]
     pairs = sorted(((silo, one) for one in entries for silo in one["silos"]), key=lambda pair: pair[0])
+    silos = [
+        {"silo": names[silo] if names else f"silo {silo}", "epsilon": one["epsilon"], "delta": one["delta"]}
+        for silo, one in pairs
+    ]
     return {
-        "name": subject.name,
-        "loop": subject.is_loop,
-        "answer": _answer(subject, reach["models"].true_positives),
-        "metrics": subject.metrics,
-        "epsilon_by_round": over_rounds(subject),
-        "trade_off": trade_off(subject),
-        "delta_curve": delta_curve(subject),
-        "silos": [
-            {"silo": names[silo] if names else f"silo {silo}", "epsilon": one["epsilon"], "delta": one["delta"]}
-            for silo, one in pairs
-        ],
-        "participation": _participation(subject),
-        "diagnostics": _diagnostics(subject),
-        "spectrum": spectrum(subject),
-        "audit": subject.audit,
-        "words": explain(certificate, reach),
-        "certificate": certificate,
-    }
+        "name": subject.name, "loop": subject.is_loop, "answer": _answer(subject, reach["models"].true_positives),
+        "metrics": subject.metrics, "epsilon_by_round": over_rounds(subject), "trade_off": trade_off(subject),
+        "delta_curve": delta_curve(subject), "silos": silos, "participation": _participation(subject),
+        "diagnostics": _diagnostics(subject), "spectrum": spectrum(subject), "audit": subject.audit,
+        "words": explain(certificate, reach), "certificate": certificate,
+    }  # fmt: skip
 
 
 def _answer(subject: Subject, members_found: float) -> dict[str, Any]:
@@ -83,17 +75,13 @@ def _answer(subject: Subject, members_found: float) -> dict[str, Any]:
     return {
         **{key: certificate[key] for key in ("epsilon", "delta", "unit", "relation")},
         "change": CHANGE[certificate["relation"]].format(unit=unit, all=ALL[unit]),
-        "noise": mode,
-        "for_release": mode != "simulation" and certificate["epsilon"] is not None,
-        "metric": main,
-        "value": None if main is None else figures[main],
-        "evaluated_after": subject.evaluated_after,
-        "only_class": figures.get(ONLY_CLASS),
+        "noise": mode, "for_release": mode != "simulation" and certificate["epsilon"] is not None,
+        "metric": main, "value": None if main is None else figures[main],
+        "evaluated_after": subject.evaluated_after, "only_class": figures.get(ONLY_CLASS),
         "rows": [f"{one['rows']:,} {one['what']}" for one in certificate["declared_public"] if "rows" in one["what"]],
-        "chose": subject.facts.selection is not None,
-        "rounds": certificate["counts"]["rounds_accounted"],
+        "chose": subject.facts.selection is not None, "rounds": certificate["counts"]["rounds_accounted"],
         "members_found_at_1_percent": members_found,
-    }
+    }  # fmt: skip
 
 
 def _participation(subject: Subject) -> dict[str, Any]:
@@ -124,14 +112,11 @@ def _diagnostics(subject: Subject) -> dict[str, Any] | None:
     else:
         values = [clip.clip_norm_at(int(t) - 1) for t in at]
     return {
-        "private": False,
-        "note": DIAGNOSTIC,
-        "norms": norms,
+        "private": False, "note": DIAGNOSTIC, "norms": norms, "no_clip_norm": why,
         "clip_norm": None if values is None else {"round": at, "value": values},
-        "no_clip_norm": why,
         "clipped_fraction": subject.diagnostic("clipped_fraction") if per_client and (values or learned) else None,
         "signal_to_noise": subject.diagnostic("signal_to_noise"),
-    }
+    }  # fmt: skip
 
 
 # ---- privacy curves
