@@ -51,7 +51,7 @@ def run(
 ) -> None:  # fmt: skip
     """Train, and write plan.toml, certificate.json, history.jsonl, model.safetensors and checkpoint/ into --out."""
     name, count = launch.choose_engine(engine, workers)
-    changes = console.changed(values, seed)
+    changes = console.changed(values, seed) if values or seed is not None else []
     if count:
         words = [str(file), "--out", str(out), "--engine", "distributed", "--threads", str(threads)]
         words += ["--device", device, "--timeout", str(timeout)] + ["--resume"] * resume + ["--json"] * as_json
