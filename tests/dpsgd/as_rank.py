@@ -124,7 +124,7 @@ def shard(model: nn.Module, **options: Any) -> nn.Module:
     """The model, cut by fully_shard over all ranks where there are any: one layer by itself, then the rest."""
     if dist.is_initialized():
         for part in (*[part for part in model.children() if isinstance(part, nn.Linear)][:1], model):
-            fully_shard(part, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), **options)  # type: ignore[arg-type]
+            fully_shard(part, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), **options)
     return model
 
 

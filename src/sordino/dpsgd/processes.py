@@ -203,7 +203,7 @@ class Shards:
         yield
         with torch.no_grad():
             for sharded, whole in self.whole.items():
-                whole.copy_(sharded.full_tensor())  # type: ignore[operator]
+                whole.copy_(sharded.full_tensor())  # type: ignore[attr-defined]
 
 
 def _remove_sharding(part: nn.Module) -> None:
