@@ -273,7 +273,8 @@ def entries(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
             "setting": row.number, "values": dict(row.settings), metric: own and own.mean,
             "half_width": own and own.half_width, "minus_best": gap and gap.mean,
             "minus_best_half_width": gap and gap.half_width, "epsilon_of_one_run": row.epsilon,
-            "relation": row.relation, "by_seed": {str(seed): value for seed, value in zip(row.seeds, row.values, strict=True)},
+            "relation": row.relation,
+            "by_seed": {str(seed): value for seed, value in zip(row.seeds, row.values, strict=True)},
         })  # fmt: skip
     return found
 
