@@ -1,12 +1,10 @@
 """Facts of a run that its certificate needs beside the plan, the resulting cost, and checks of the counts.
 
-    rounds accounted >= max(rounds charged - rounds replayed, charges by any silo's receipts), and at least the planned
-                        ones, unless a budget ended the run; more only by rounds that were run again
-    count(line)      <= rounds accounted * releases a round makes of one unit; with rounds that were drawn before a run
-                        was cut beside them
-    count(line)       = that, where the unit is in every round that is accounted
+    rounds accounted >= max(rounds charged - rounds replayed, charges by any silo's receipts, rounds planned)
+                        (without the planned ones if a budget ended the run; more only by repeated rounds)
+    count(line)      <= rounds accounted * releases of one unit per round, with equality if a unit is in every round
 
-A line counts the rounds of one unit (client, or record): fewer than are accounted where it cannot have been in all.
+where count(line) is the number of releases of one unit (client or record) in one adversary's line of the cost.
 
 The last section has earlier runs from whose weights a run started, their costs, and the cost of all together:
 
