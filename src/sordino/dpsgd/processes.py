@@ -52,7 +52,7 @@ class Ranks:
         return Secure(self._share_key) if mode == "secure" and self.size > 1 else streams(mode, seed)
 
     def own_pieces(self, rows: list[int], width: int | None) -> list[list[int]]:
-        """Return this rank's part of a batch in pieces of at most `width` rows; their number is that of every rank."""
+        """Return this rank's part of a batch in pieces of at most `width` rows, equally many on every rank."""
         own, longest = rows[self.rank :: self.size], max(-(-len(rows) // self.size), 1)
         return [own[i : i + (width or longest)] for i in range(0, longest, width or longest)]
 
@@ -62,7 +62,7 @@ class Ranks:
             self._together(dist.all_reduce, total)
 
     def compare(self, found: Mapping[str, Any]) -> None:
-        """Refuse ranks on which something of this table differs."""
+        """Refuse ranks whose values in this table differ."""
         if self.size == 1:
             return
         digests = b"".join(hashlib.sha256(_text(item)).digest() for item in found.values())
@@ -85,7 +85,7 @@ class Ranks:
         return [found.tolist() for found in self._gather(torch.tensor(own))]
 
     def once(self, call: Callable[[], None]) -> None:
-        """Call on rank 0 alone; what is refused there is refused on every rank."""
+        """Call a function on rank 0 only; an error on rank 0 is raised on every rank."""
         error: Exception | None = None
         if self.rank == 0:
             try:
@@ -99,7 +99,7 @@ class Ranks:
             raise BudgetError(refused)
 
     def _share_key(self, key: int) -> int:
-        """Return rank 0's key."""
+        """Return the random key that rank 0 drew, on every rank."""
         held = _bytes(key.to_bytes(_KEY, "little")).to(self.device)
         self._together(dist.broadcast, held, src=0)
         return int.from_bytes(held.cpu().numpy().tobytes(), "little")
@@ -227,7 +227,7 @@ def _sharding_error(
 
 
 class _WrappingRefusal:
-    """What a private model tells DistributedDataParallel to ignore: reading it raises. Copies of the model have ()."""
+    """Attribute of a private model that makes DistributedDataParallel(model) raise; copies of the model lack it."""
 
     __slots__ = ()
 
