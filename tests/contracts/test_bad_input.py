@@ -300,7 +300,7 @@ def test_a_plan_that_cannot_be_priced_is_refused_before_the_first_round(
 
     plan = tiny.plan(release=CentralNoise(Gaussian(1.0371)))
     file = federation(tmp_path, ("noise_multiplier = 2.0", "noise_multiplier = 2.0371"))
-    monkeypatch.setattr(accountant, "epsilon", refuses)
+    monkeypatch.setattr(accountant, "bound", refuses)
     with pytest.raises(UserError, match="no accountant"):
         train(plan, tiny.task(), on_round=lambda line: pytest.fail("a round was run"))
     refused(file, "run")

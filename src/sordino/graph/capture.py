@@ -9,6 +9,7 @@ same gradients. `Tracing` holds the graphs of one module, one for each kind of a
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import operator
 import warnings
@@ -174,7 +175,9 @@ def _len_of_proxies(module: nn.Module) -> Iterator[None]:
 
 
 def _len(item: Any) -> Any:
-    return item.tracer.create_proxy("call_function", len, (item,), {}) if isinstance(item, fx.Proxy) else len(item)
+    if isinstance(item, fx.Proxy):  # builtins.len: this module's own `len` is replaced too
+        return item.tracer.create_proxy("call_function", builtins.len, (item,), {})
+    return builtins.len(item)
 
 
 def _line(error: Exception) -> str:
