@@ -57,7 +57,7 @@ class Config:
             raise ConfigError(f"{found} without {lacks} in [privacy]", "both or neither", f"add {lacks} = ...")
         if privacy.selected is not None and privacy.limited:
             raise ConfigError("the best of many trials under a budget in [privacy]", "trials that end by themselves")
-        for name, number in (("seed", run.seed), ("coins", run.coins or 0)):
+        for name, number in (("seed", run.seed), ("draw_seed", run.draw_seed or 0)):
             if not -(2**63) <= number < 2**63:
                 raise ConfigError(f"{name} = {number}", "a whole number of at most 64 bits")
         if run.eval_every < 1:
@@ -141,7 +141,7 @@ class Config:
     @property
     def streams(self) -> Streams:
         """Random streams of a run: sampling, batches and noise."""
-        return streams(self.privacy.noise, self.run.seed if self.run.coins is None else self.run.coins)
+        return streams(self.privacy.noise, self.run.seed if self.run.draw_seed is None else self.run.draw_seed)
 
     @property
     def foreign(self) -> tuple[codec.Foreign, ...]:

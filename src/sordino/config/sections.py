@@ -165,11 +165,11 @@ class PrivacySpec:
 class RunSpec:
     """Section [run]: settings that do not change the guarantee.
 
-    `coins` seeds a simulation's cohorts, batches and noise; by default `seed` does.
+    `draw_seed` seeds the cohorts, batches and noise of a simulation; by default `seed` does.
     """
 
     seed: int = 0
-    coins: int | None = None
+    draw_seed: int | None = None
     eval_every: int = 1
     train_metrics: bool | None = None  # evaluate on the clients' own records too: a diagnostic, NOT private
     metrics: tuple[Metric, ...] = ()  # of the test records, beside loss and accuracy

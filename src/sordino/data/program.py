@@ -30,7 +30,7 @@ from sordino.graph.capture import UNFIT, Function, Traced, Tracing, chained, dif
 from sordino.graph.captured import UntraceableError, flat, synthetic_batch, torch_written
 from sordino.graph.flow import Reason
 from sordino.layout import copied
-from sordino.parts.losses import Given, Loss, Targets, keeps_apart
+from sordino.parts.losses import FunctionLoss, Loss, Targets, keeps_apart
 
 Trust = Literal["trusted"]
 Unit = Literal["client", "record"]
@@ -126,7 +126,7 @@ class Program:
     @property
     def plain_loss(self) -> bool:
         """Whether the loss is one of Sordino's or a layer of torch."""
-        given = self.loss.function if isinstance(self.loss, Given) else None
+        given = self.loss.function if isinstance(self.loss, FunctionLoss) else None
         return keeps_apart(self.loss) or (isinstance(given, nn.Module) and torch_written(given))
 
     def running(self) -> nn.Module:
@@ -274,7 +274,7 @@ class Program:
         return GraphLoss(self.loss, values, slopes, envelopes)
 
     def _loss_traced(self, function: Callable[..., Tensor], *inputs: Tensor) -> Traced:
-        given = function.__self__.function if isinstance(getattr(function, "__self__", None), Given) else function  # type: ignore[attr-defined]
+        given = function.__self__.function if isinstance(getattr(function, "__self__", None), FunctionLoss) else function  # type: ignore[attr-defined]
         module = given if isinstance(given, nn.Module) else Function(given)
         found = self._sized(Tracing(module), "a loss", *inputs)
         if found.graph.writes and any(node.op == "get_attr" for node in found.graph.graph.nodes):

@@ -69,11 +69,11 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         return self.strategy.init(length)
 
     def noised(
-        self, total: Tensor, cohort: Cohort, coins: Callable[[str], np.random.Generator], memory: Mapping[str, Tensor]
+        self, total: Tensor, cohort: Cohort, stream: Callable[[str], np.random.Generator], memory: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         import torch
 
-        rng = coins("server noise")
+        rng = stream("server noise")
         if is_secure(rng):
             memory = {name: held.double() if held.is_floating_point() else held for name, held in memory.items()}
         noise, memory = self.strategy.step(lambda: torch.from_numpy(self.mechanism.sample(total.numel(), rng)), memory)

@@ -204,7 +204,7 @@ def add_loss(name: str) -> Callable[[LossFunction], LossFunction]:
 
 
 @dataclass(frozen=True)
-class Given(Loss):
+class FunctionLoss(Loss):
     """A loss function passed by a script; it has no slope and no written form."""
 
     function: LossFunction
@@ -224,7 +224,7 @@ def loss_of(given: str | Loss | LossFunction) -> Loss:
         return found
     if not callable(given):
         raise ConfigError(f"loss {brief_repr(given)}", "a kind of loss, a Loss, or a function", '"mse", for one')
-    return given if isinstance(given, Loss) else Given(given)
+    return given if isinstance(given, Loss) else FunctionLoss(given)
 
 
 def keeps_apart(loss: Loss) -> bool:

@@ -106,17 +106,17 @@ class Release(Part):
 
     @returns(_sum_and_memory)
     def noised(
-        self, total: Tensor, cohort: Cohort, coins: Callable[[str], np.random.Generator], memory: Mapping[str, Tensor]
+        self, total: Tensor, cohort: Cohort, stream: Callable[[str], np.random.Generator], memory: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum with all its noise, and the new memory of noise.
 
         `cohort` holds the clients whose noise is still to be drawn: none, if each has noised its own message.
-        `coins` opens a random stream by name, and is called only for a stream that is drawn from.
+        `stream` opens a random generator by name; it is called only for generators that are drawn from.
         """
         if self.client_noise:
-            total = self.in_sum(total, cohort, coins("client noise"))
+            total = self.in_sum(total, cohort, stream("client noise"))
         if self.server_noise:
-            total = self.on_server(total, coins("server noise"))
+            total = self.on_server(total, stream("server noise"))
         return total, dict(memory)
 
     def accepts(self, received: int) -> bool:
