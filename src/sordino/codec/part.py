@@ -61,7 +61,8 @@ def _check_free(cls: type[Part], other: type[Part] | None) -> None:
     slots = all(other.__dict__.get(name) is made for name, made in cls.__dict__.items() if callable(made))
     if not again or (other.__module__.startswith("sordino.") and not slots):
         found = f"a second {family_of(cls).__name__} of kind {cls.kind!r}, {cls.__module__}.{cls.__name__}"
-        raise ConfigError(found, "a kind of its own", f"{other.__module__}.{other.__name__} has this one")
+        fix = f"{other.__module__}.{other.__name__} has this kind"
+        raise ConfigError(found, "a kind that no other part of the family has", fix)
 
 
 def family_of(cls: type[Part]) -> type[Part]:
@@ -107,7 +108,8 @@ def check_part(part: Any, where: str) -> None:
         raise PlanError("parts", found, needed)
     extra = sorted(getattr(part, "__dict__", {}).keys() - {field.name for field in dataclasses.fields(part)})
     if extra:
-        raise PlanError("parts", f"{where}, a {cls.__name__} whose {extra[0]!r} was set by hand", needed)
+        found = f"{where}, a {cls.__name__} whose attribute {extra[0]!r} was set after construction"
+        raise PlanError("parts", found, needed)
 
 
 # ---- third-party parts -----------------------------------------------------------------------------------------------

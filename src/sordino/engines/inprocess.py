@@ -24,7 +24,7 @@ from sordino.errors import PartError, PlanError
 from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public, finite_rows
 from sordino.parts.gradients import Objective
-from sordino.parts.local_solvers import NoiseStream, LocalSolver, Work
+from sordino.parts.local_solvers import LocalSolver, NoiseStream, Work
 from sordino.parts.releases import own_message
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan

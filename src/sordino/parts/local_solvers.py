@@ -191,7 +191,7 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
 
     def __post_init__(self) -> None:
         found = f"epochs = {self.epochs} and steps = {self.steps}"
-        require((self.epochs is None) != (self.steps is None), "local work", found, "exactly one of them")
+        require((self.epochs is None) != (self.steps is None), "local work", found, "either epochs or steps")
         found = f"lr = {brief_repr(self.lr)}"
         require(schedules.finite(self.lr), "local work", found, "a finite number that float32 holds")
         found = f"momentum = {self.momentum}, weight_decay = {self.weight_decay}"

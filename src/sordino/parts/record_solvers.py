@@ -16,7 +16,7 @@ from sordino.accounting.events import Event
 from sordino.errors import brief_repr
 from sordino.parts.encoding import Adaptive, Public
 from sordino.parts.gradients import Ball, Gradient, Moreau, Plain
-from sordino.parts.local_solvers import NoiseStream, LocalSolver, Work
+from sordino.parts.local_solvers import LocalSolver, NoiseStream, Work
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import AllRecords, RecordSampler, batches
 from sordino.parts.releases import on_grid_rows

@@ -70,7 +70,7 @@ class Release(Part):
             found = f"release {cls.__name__} with {declared} = {getattr(cls, declared)} and "
             found += f"{'its own' if written else 'no'} {method}"
             true = written == getattr(cls, declared)
-            require(true, "release", found, "a declaration that is true", f"set {declared} = {written}")
+            require(true, "release", found, "a declaration that agrees with the methods", f"set {declared} = {written}")
         found = f"release {cls.__name__} with in_sum and no noise of single clients"
         sound = cls.in_sum is Release.in_sum or cls.client_noise
         require(sound, "release", found, "on_client, and client_noise = True")
@@ -188,7 +188,8 @@ class Release(Part):
     def with_noise_multipliers(self, noise_multipliers: tuple[float, ...]) -> Release:
         """Return the same release with a noise multiplier for every client."""
         found = f"release {self.kind!r} and a budget per silo"
-        raise PlanError("calibration", found, "local_noise, or noisy_local_sgd")
+        needed = "a release or a solver with noise per client: local_noise or noisy_local_sgd"
+        raise PlanError("calibration", found, needed)
 
     @abstractmethod
     @returns(lambda found, *_: number(found, 0.0))
@@ -474,8 +475,8 @@ class Forward(_WithoutNoise, kind="forward"):
     local: ClassVar[bool] = True
 
     def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
-        private, found = isinstance(bound, AlreadyPrivate), "messages without noise of their own"
-        require(private, "forward", found, "a local solver that is private already")
+        private, found = isinstance(bound, AlreadyPrivate), "messages to which no client adds noise"
+        require(private, "forward", found, "a local solver that adds noise itself, such as noisy_local_sgd")
 
     def denominator(self, expected: float, received: int) -> float:
         return float(max(received, 1))
