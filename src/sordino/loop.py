@@ -187,7 +187,7 @@ def check_layout(task: Task, layout: Layout) -> None:
     """Refuse a model whose trained tensors were changed since the run began: they would get these weights."""
     if task.layout != layout:
         found = "a model whose requires_grad, or whose tensors, were changed between two rounds"
-        fix = "bring them back and resume; to train others too, begin another run with init= the weights of this one"
+        fix = "restore requires_grad and resume; to train other tensors, start a run with init= the weights of this run"
         raise DataError(found, "the same trained tensors for a whole run", fix)
 
 

@@ -73,7 +73,7 @@ def model_bytes(model: nn.Module) -> bytes:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load weights that `model_bytes` stored into a module of the same kind; frozen parameters stay as they are."""
+    """Load weights that `model_bytes` stored into a module of the same kind; frozen parameters do not change."""
     own = unwrapped_model(model)
     lacking = own.load_state_dict(dict(weights), strict=False)
     wrong = [*lacking.unexpected_keys, *(name for name in lacking.missing_keys if name not in _frozen_names(own))]

@@ -201,7 +201,7 @@ class Config:
         return made
 
     def check_budget(self) -> None:
-        """Refuse a plan that exceeds a budget of its own file."""
+        """Refuse a plan that exceeds a budget of this configuration."""
         budget = self.budget
         if budget is not None:
             check_affordable(self.plan, budget, self.task.silos)
@@ -302,7 +302,7 @@ def _with_budgets(recipe: Any, privacy: Mapping[str, Any]) -> Any:
 def from_recipe(table: Any, prepare: tuple[Preparation, ...] = ()) -> Plan:
     """Build the plan of a recipe: `name` picks the function, the other keys are its arguments.
 
-    A recipe that solves for a budget is given the releases in `prepare`, which are part of the cost.
+    A recipe that solves for an epsilon receives the releases in `prepare`, which are part of the cost.
     """
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
         raise ConfigError("[recipe] without a name", 'name = "..."', f"known: {', '.join(RECIPES)}")

@@ -33,7 +33,7 @@ from sordino.task import PublicSource, Task
 class TaskSpec:
     """Section [task]: data, partition and model. Without a partition: the data's natural clients, else iid.
 
-    `init` is a safetensors file with the model's first weights. They are declared public by whoever writes this file:
+    `init` is a safetensors file with the model's first weights. The author of this file declares them public:
     what they were trained on is not protected by the run, and the certificate says so, with the file's hash.
     `own_code = "trusted"` vouches for a model or a loss of one's own that no graph can be captured of.
     """
@@ -45,8 +45,8 @@ class TaskSpec:
     loss: Loss | None = None
     silos: tuple[str, ...] = ()  # names of the natural clients, in the order in which the plan counts them
     init: str | None = None  # a safetensors file of weights to begin with, declared public
-    own_code: Trust | None = None  # "trusted": model and loss of one's own run as they are, where no graph can
-    half: HoldoutPart | None = None  # the part of the test rows that a run is judged by, where the others report
+    own_code: Trust | None = None  # "trusted": model and loss of the user run without a captured graph
+    half: HoldoutPart | None = None  # the part of the test rows that a run is evaluated on
 
     @property
     def preparations(self) -> tuple[Preparation, ...]:

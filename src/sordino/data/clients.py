@@ -249,7 +249,9 @@ def _pack(table: Columns, name: str, fields: tuple[str, ...], causal: bool, pad:
     if any(part.shape != x[0].shape or part.dtype != x[0].dtype or part.dim() != 2 for part in x) and len(x) > 1:
         found = ", ".join(f"{field} {list(part.shape[1:])}" for field, part in zip(fields, x, strict=True))
         needed = "numbers of one type and one shape [records, length] in every field, or one field alone"
-        raise DataError(f"{name} with the fields {found}", needed, "give the model one of them, or wrap it")
+        raise DataError(
+            f"{name} with the fields {found}", needed, "keep one field, or wrap the model so that it takes one tensor"
+        )
     return Records(x[0] if len(x) == 1 else torch.stack(x, 1), y[:, 1:].contiguous() if causal else y)
 
 

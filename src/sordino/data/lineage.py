@@ -93,7 +93,7 @@ FIX = "save them with safetensors.torch.save_file(model.state_dict(), path)"
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """File of a model's initial weights; what they were trained on, only its owner knows."""
+    """File of a model's initial weights; the file does not say which data they were trained on."""
 
     file: str
     sha256: str

@@ -315,7 +315,7 @@ def _call_metric(name: str, function: MetricFunction, seen: Predictions) -> dict
     taken = next((key for key in values if key in HISTORY), None)
     if taken is not None:
         found = f"metric {name!r} that returns {taken!r}, which the history has already"
-        raise DataError(found, "a name of its own", f'for one "my_{taken}"')
+        raise DataError(found, "a name that the history does not use", f'rename it, such as "my_{taken}"')
     return values
 
 

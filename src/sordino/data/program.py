@@ -42,7 +42,9 @@ PLAIN = "layers of torch.nn and a loss of Sordino: no code of the user's own"
 OURS = ("torch.nn.modules.", "sordino.models.nets")  # modules whose forward is no code of the user's
 SIZES = (1, 11)  # batch sizes for which a captured graph is compared with the module
 _NEEDED = "code that is a graph of torch operations: no Python state, no branch on data"
-_FIX = 'write it so, or vouch for it with own_code = "trusted" ([task] of the file, Task.of(..., own_code="trusted"))'
+_FIX = (
+    'write such code, or vouch for it with own_code = "trusted" ([task] of the file, Task.of(..., own_code="trusted"))'
+)
 
 
 class GraphForward:
@@ -114,7 +116,7 @@ class Program:
 
     @property
     def trusted(self) -> bool:
-        """Whether the user's Python code runs on the records as it is, because the user vouches for it."""
+        """Whether Python code of the user runs on the records without a graph, because the user vouches for it."""
         return self.trust is not None and not (self.plain and self.plain_loss)
 
     @property
@@ -279,7 +281,7 @@ class Program:
         module = own if isinstance(own, nn.Module) else Function(own)
         found = self._sized(Tracing(module), "a loss", *inputs)
         if found.graph.writes and any(node.op == "get_attr" for node in found.graph.graph.nodes):
-            raise capture_error("a loss", "it may write into a tensor of its own")
+            raise capture_error("a loss", "it may write into one of its tensors")
         return found
 
     def _scores(self) -> tuple[Tensor, Tensor]:
@@ -319,7 +321,7 @@ def refuse_layers(model: nn.Module, statistics: bool = True) -> None:
     for name, part in model.named_modules():
         if type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None:
             where = f"layer '{name}'" if name else "a model"
-            fix = "pass the module that torch.compile was given (compiled._orig_mod), and compile the result afterwards"
+            fix = "pass the module before torch.compile (compiled._orig_mod), and compile the result afterwards"
             needed = "a module that is not compiled"
             raise PlanError("per-record", f"{where} that torch.compile has compiled", needed, fix)
         if statistics and isinstance(part, _NormBase) and part.track_running_stats:

@@ -85,7 +85,7 @@ def silo(
     ball: float | None = None,
     prepare: tuple[Preparation, ...] = (),
 ) -> Plan:
-    """A federation of silos in which nobody trusts anybody: every silo's own epsilon is met exactly.
+    """Silos that trust neither the server nor each other: the epsilon of every silo is met exactly.
 
     All records in every round (less noise than random batches under the same relation), momentum, and a server step
     that falls in a straight line to `final` of its start. `epsilons` and `deltas` have one entry per silo, or one for
