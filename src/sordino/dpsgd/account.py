@@ -31,6 +31,7 @@ from sordino.certificate.build import certificate
 from sordino.certificate.certificate_file import compare_text, parse, text_of
 from sordino.certificate.facts import EarlierRun, Facts, Loop, run_cost
 from sordino.data.lineage import IN_PROCESS, Runs, register_loop
+from sordino.dpsgd.processes import ALONE, Ranks
 from sordino.dpsgd.settings import LoopRecord, Settings, read_record, write_record
 from sordino.errors import BudgetError, CertificateError, ConfigError, UserError, brief_repr
 from sordino.ledger.ledger import Ledger, Request
@@ -50,11 +51,17 @@ class Account:
     process has charged for a run is counted in every account of that run, whatever a checkpoint says.
     """
 
-    def __init__(self, settings: Settings, ledger: LedgerAccount | None = None, earlier: Runs = ()) -> None:
-        self.settings, self.run, self.ledger = settings, uuid.uuid4().hex, ledger
+    def __init__(
+        self, settings: Settings, ledger: LedgerAccount | None = None, earlier: Runs = (), ranks: Ranks = ALONE
+    ) -> None:
+        self.settings, self.run, self.ledger, self.ranks = settings, uuid.uuid4().hex, ledger, ranks
         self.earlier = earlier  # runs that the first weights come from
         self.taken: dict[str, int] = {}
+        self.own = ""
         self._rename()
+        if ranks.size > 1:  # all ranks take the same steps, which are counted once: under the names of rank 0
+            self.run, self.own = ranks.gather([self.run, self.own])[0]
+            self.taken = {self.own: 0}
 
     def _rename(self) -> None:
         self.own, self.process = uuid.uuid4().hex, os.getpid()
@@ -156,15 +163,18 @@ class LedgerAccount:
     path: Path
     dataset: str
     settings: Settings
+    ranks: Ranks = ALONE
     unused: range = field(default=range(0))  # steps of the block that this process has charged and not yet taken
 
     @classmethod
-    def of(cls, ledger: Ledger | str | Path | None, dataset: str | None, settings: Settings) -> LedgerAccount | None:
+    def of(
+        cls, ledger: Ledger | str | Path | None, dataset: str | None, settings: Settings, ranks: Ranks = ALONE
+    ) -> LedgerAccount | None:
         """Return the account, or None without a ledger; refuse a loop above the data set's budget. Charges nothing."""
         named = ledger_path(ledger, dataset)
         if named is None:
             return None
-        found = cls(*named, settings)
+        found = cls(*named, settings, ranks)
         with Ledger.open(found.path) as opened:
             opened.consider(found.dataset, found.planned())
         return found
@@ -176,16 +186,19 @@ class LedgerAccount:
         return Request(plan.unit, line.relation, _items(line.entries), plan.hash)
 
     def charge(self, run: str, step: int) -> None:
-        """Charge the block of a step, unless this process has; the ledger may refuse it (`BudgetError`)."""
+        """Charge the block of a step once for all ranks, unless it is; the ledger may refuse it (`BudgetError`)."""
         if step not in self.unused:
             block = self._block(step)
-            with Ledger.open(self.path) as ledger:
-                ledger.admit(run, self.dataset, self.planned(), whole=True, jobs=self._planned_blocks)
-                self._refuse_again(ledger, run, block)
-                for one in (*self._not_charged(ledger, run, block.start), block):
-                    ledger.charge(run, _job(run, one), self._cost(len(one)))
+            self.ranks.once(lambda: self._charge(run, block))
             self.unused = range(step, block.stop)
         self.unused = range(step + 1, self.unused.stop)
+
+    def _charge(self, run: str, block: range) -> None:
+        with Ledger.open(self.path) as ledger:
+            ledger.admit(run, self.dataset, self.planned(), whole=True, jobs=self._planned_blocks)
+            self._refuse_again(ledger, run, block)
+            for one in (*self._not_charged(ledger, run, block.start), block):
+                ledger.charge(run, _job(run, one), self._cost(len(one)))
 
     def known_steps(self, *runs: str) -> int:
         """Return the steps of these runs in blocks that were begun, without those that this process may still take."""

@@ -222,17 +222,21 @@ class RowOrder:
             raise ConfigError(found, "the data set that it was saved with", _FIX)
 
     def _hash(self, key: str) -> str:
-        """Return the hash of all tensors and Subset indices; empty where the data set computes its records."""
-        found, dataset = hashlib.blake2b(key=bytes.fromhex(key), digest_size=16), self.dataset
-        while type(dataset) is Subset:
-            found.update(torch.as_tensor(list(dataset.indices), dtype=torch.int64).numpy().data)
-            dataset = dataset.dataset
-        if type(dataset) is not TensorDataset:
-            return ""
-        for tensor in dataset.tensors:
-            found.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return found.hexdigest()
+        return rows_hash(self.dataset, key)
+
+
+def rows_hash(dataset: Any, key: str = "") -> str:
+    """Return the hash of all tensors and Subset indices; empty where the data set computes its records."""
+    found = hashlib.blake2b(key=bytes.fromhex(key), digest_size=16)
+    while type(dataset) is Subset:
+        found.update(torch.as_tensor(list(dataset.indices), dtype=torch.int64).numpy().data)
+        dataset = dataset.dataset
+    if type(dataset) is not TensorDataset:
+        return ""
+    for tensor in dataset.tensors:
+        found.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 @codec.hides_values
@@ -311,9 +315,7 @@ class BatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         first = self.account.steps
         for t in range(first, first + len(self)):
-            rows = self.rows(t)
-            width = self.max_size or max(len(rows), 1)
-            pieces = [rows[i : i + width] for i in range(0, max(len(rows), 1), width)]
+            pieces = self.account.ranks.own_pieces(self.rows(t), self.max_size)
             for k, piece in enumerate(pieces):
                 self.drawn.append(BatchPiece(len(piece), k, k + 1 == len(pieces)))
                 yield piece

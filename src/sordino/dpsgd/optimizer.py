@@ -21,6 +21,7 @@ from sordino.data.lineage import declared_frozen
 from sordino.dpsgd import account as accounts
 from sordino.dpsgd.loader import InputCheck, PendingBatch
 from sordino.dpsgd.own_code import LossCheck, RecordLoss, stale_code
+from sordino.dpsgd.processes import allow_wrapping, weights_digest
 from sordino.dpsgd.recording import Recording, clip_margin
 from sordino.dpsgd.settings import ALL, NoiseState, read_record
 from sordino.errors import ConfigError, PlanError
@@ -72,6 +73,9 @@ class PrivateOptimizer(Optimizer):
         self.compared = 0  # the loop over the loader in which the loss was last compared with its graph
         self.batch_code: Callable[[], list[tuple[Grade, str]]] = list  # of code that makes batches
         self.not_finite = 0  # records that counted as zero so far: not private
+        self.joined = -1  # the loop over the loader in which the weights of all ranks were last compared
+        self.found: list[Any] = []  # what the certificate says of the loss and of own code, when it was last exchanged
+        self.others: list[Any] = []  # the same of every rank
         self.idle = 0  # parameters that the loss did not depend on, once that was logged
         self.released = False  # True while the inner optimizer may step
         self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
@@ -171,6 +175,7 @@ class PrivateOptimizer(Optimizer):
 
     def _release(self) -> None:
         """Charge, add noise, and take the inner step, which sees parts of the noised gradient and nothing else."""
+        self._sum_over_ranks()
         views = self.layout.views(self._noised(self.account.charge()))
         noised = {p: views[name] for name, p in self.recording.named.items() if p.requires_grad}
         for parameter in self._parameters():
@@ -182,6 +187,23 @@ class PrivateOptimizer(Optimizer):
         finally:
             self.released = False
             self.recording.guard.stepped_on()
+
+    def _sum_over_ranks(self) -> None:
+        """Add up the totals of all ranks, which must be at the same step, and exchange what certificates say."""
+        ranks = self.account.ranks
+        if ranks.size == 1:
+            return
+        found = [self.check.found, self._grades()]
+        every = ranks.numbers(self.steps, self.joined != self.pending.loops, found != self.found)
+        if any(steps != self.steps for steps, _, _ in every):
+            taken = " and ".join(str(steps) for steps, _, _ in every)
+            raise _loop(f"ranks that have taken {taken} steps", "the same number", "load the same checkpoint on all")
+        if any(first for _, first, _ in every):
+            ranks.compare({"weights": weights_digest(self.recording.model)})
+            self.joined = self.pending.loops
+        if any(changed for _, _, changed in every):
+            self.found, self.others = found, ranks.gather(found)
+        ranks.add(self.total)
 
     def _noised(self, t: int) -> Tensor:
         """Return A^-1 (total + N(0, z^2)) * C / batch, [d]: the plan's release, decode and post-processing."""
@@ -280,7 +302,8 @@ class PrivateOptimizer(Optimizer):
         self.recording.refuse_stale()
         self._refuse_stale_loss(always=True)
         how, checks = self.recording.evidence()
-        check = _KNOWN.format(found=self.check.found) if self.own is None else _EACH
+        recognised = [found for found, _ in self.others if found != LossCheck.DECLARED]  # a rank may have had no record
+        check = _KNOWN.format(found=[*recognised, self.check.found][0]) if self.own is None else _EACH
         facts = self.account.facts(Loop(self.account.settings.reduction, check, how, checks))
         return replace(facts, public=declared_frozen(self.recording.model), own_code=self._own_code())
 
@@ -288,15 +311,20 @@ class PrivateOptimizer(Optimizer):
         """Return the weakest grade of all code that ran on records; None where none has run."""
         if not self.steps:
             return None
-        found = [self.recording.grade(), *([] if self.own is None else [self.own.grade]), *self.batch_code()]
-        if self.targets.changed:
-            found.append((TRUSTED, f"the loop changes targets itself ({self.targets.changed})"))
+        found = [*self._grades(), *((grade, why) for _, grades in self.others for grade, why in grades)]
         grade = weakest([one for one, _ in found])
         why = "; ".join(dict.fromkeys(reason for one, reason in found if one == grade and reason))
         given = [*self.recording.inputs.public.values(), *self.targets.public.values()]  # beside records
         count = sum(isinstance(item, Tensor) for item in given)  # nothing proves that it was not computed from them
         others = f"; {count} further inputs, the same in every step, are taken for public" if count else ""
         return OwnCode(grade, (why or _PROVED) + others)
+
+    def _grades(self) -> list[tuple[Grade, str]]:
+        """Return the grades of all code that ran on the records of this rank, and why they are not better."""
+        found = [self.recording.grade(), *([] if self.own is None else [self.own.grade]), *self.batch_code()]
+        if self.targets.changed:
+            found.append((TRUSTED, f"the loop changes targets itself ({self.targets.changed})"))
+        return found
 
     def _remember(self) -> None:
         """Register this loop's cost for a run that begins with its weights."""
@@ -308,6 +336,7 @@ class PrivateOptimizer(Optimizer):
         """Return the model, ordinary again; the inner optimizer stays locked, so training on needs a new one."""
         self._remember()
         self.recording.restore()
+        allow_wrapping(self.recording.model)
         return self.recording.model
 
 

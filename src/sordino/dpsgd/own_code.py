@@ -375,9 +375,11 @@ class LossCheck:
     factor = slope / slope of the summed loss: in every batch factor * b is the same for a mean, factor for a sum.
     """
 
+    DECLARED = "declared"  # of a loss that no batch has shown yet
+
     def __init__(self, declared: Reduction, expected: float) -> None:
         self.declared, self.expected = declared, expected
-        self.found = "declared"
+        self.found = self.DECLARED
         self.first: tuple[int, float] | None = None  # size and factor of the first batch
         self.known: tuple[str, float] | None = None  # the loss, and the constant c
 

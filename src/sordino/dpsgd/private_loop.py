@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 from sordino import codec
 from sordino.certificate.facts import EarlierRun
@@ -17,15 +18,16 @@ from sordino.data import lineage
 from sordino.data.program import check_labels, refuse_layers, trial_outputs
 from sordino.dpsgd import refuse_mixing
 from sordino.dpsgd.account import Account, LedgerAccount
-from sordino.dpsgd.loader import PendingBatch, PrivateLoader, check_collate, grade_collate
+from sordino.dpsgd.loader import PendingBatch, PrivateLoader, check_collate, grade_collate, rows_hash
 from sordino.dpsgd.optimizer import PrivateOptimizer
 from sordino.dpsgd.own_code import PerRecord, RecordLoss, RecordTransform, named_loss
+from sordino.dpsgd.processes import Ranks, group_options, refuse_wrapping, unwrapped
 from sordino.dpsgd.recording import RecordedForward, Recording
 from sordino.dpsgd.settings import Reduction, Settings, batches, calibrate_noise, checked_delta, loop_plan
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.ledger.ledger import Ledger
 from sordino.parts.strategies import Strategy
-from sordino.rng import Mode, streams
+from sordino.rng import Mode
 
 
 @codec.check_keywords
@@ -76,6 +78,10 @@ def make_private(
     order, the same in every epoch, as of a DataLoader(shuffle=True) that shuffled once; each record is read once an
     epoch, a rest that fills no batch never. Nothing is amplified, neighbours replace one record, and no step is taken
     after the planned ones. The state of the noise is in the optimizer's state_dict: keep that file secret.
+
+    Where torch.distributed is initialised (torchrun), all ranks call this with the same arguments: batch_size is that
+    of all ranks together, each is given its part of every batch, and the step sums over ranks before the noise. A model
+    in DistributedDataParallel is returned without it.
     """
     if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
         raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum")
@@ -85,7 +91,7 @@ def make_private(
         raise ConfigError(f"loss and reduction = {reduction!r}", "one of them: optimizer.loss is a mean")
     if max_physical_batch_size is not None and max_physical_batch_size < 1:
         raise ConfigError(f"max_physical_batch_size = {max_physical_batch_size}", "a whole number of at least 1")
-    size = _check_loader(loader)
+    model, size = unwrapped(model), _check_loader(loader)
     refuse_layers(model, statistics=False)
     _refuse_checkpointing(model)
     refuse_mixing(model)
@@ -97,16 +103,16 @@ def make_private(
     plan, own_seed = calibrate_noise(bare, epsilon, noise_multiplier, delta), seed if noise == "simulation" else 0
     settings = Settings(plan=plan, delta=delta, noise=noise, seed=own_seed, reduction=reduction, epsilon=epsilon)
     records = lineage.tensors_of(loader.dataset)
-    account = Account(settings, LedgerAccount.of(ledger, dataset, settings), lineage.runs_of_model(model, records))
+    ranks = _join_ranks(model, optimizer, loader, settings, [max_physical_batch_size, own_code, str(ledger), dataset])
+    charged_to, earlier = LedgerAccount.of(ledger, dataset, settings, ranks), lineage.runs_of_model(model, records)
+    account = Account(settings, charged_to, earlier, ranks)
     planned = EarlierRun.of_cost(plan.forecast, delta, account.run, lineage.IN_PROCESS)
     lineage.attach_lineage(model, (*account.earlier, planned))  # a run that begins with these weights adds their cost
     lineage.register_loop(account.run, account.cost)
-    held = {p for group in optimizer.param_groups for p in group["params"]}
-    for parameter in model.parameters():
-        if parameter not in held:  # no part of a record's gradient
-            parameter.requires_grad_(False)
-    pending, rng = PendingBatch(), streams(noise, seed)
-    expected = min(settings.records.count, max_physical_batch_size or settings.records.count)
+    _freeze_others(model, optimizer)
+    refuse_wrapping(model)
+    pending, rng, count = PendingBatch(), ranks.streams(noise, seed), settings.records.count
+    expected = min(count, (max_physical_batch_size or count) * ranks.size)  # one record more moves a piece of each rank
     trusted = own_code == "trusted"
     recording = Recording(model, pending, rng.at(0, "mixing"), expected, trusted)
     recording.prepare(() if transform else records)
@@ -118,6 +124,32 @@ def make_private(
     private.records = records
     private.batch_code = lambda: [collate, *([] if change is None else [change.grade])]
     return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change)
+
+
+def _join_ranks(
+    model: nn.Module, optimizer: Optimizer, loader: DataLoader[Any], settings: Settings, options: list[Any]
+) -> Ranks:
+    """Return the ranks that share the loop; refuse ranks with other records, settings or parameters."""
+    ranks, dataset = Ranks.of(model), loader.dataset
+    if ranks.size > 1:
+        ranks.compare(
+            {
+                "numbers of records": len(dataset),  # type: ignore[arg-type]
+                "settings": [codec.dump(settings), loader.num_workers, *options],
+                "rows of the data set": rows_hash(dataset),
+                "settings of the optimizer": group_options(optimizer.param_groups),
+                "parameters": [(name, list(p.shape), p.requires_grad) for name, p in model.named_parameters()],
+            }
+        )
+    return ranks
+
+
+def _freeze_others(model: nn.Module, optimizer: Optimizer) -> None:
+    """Freeze parameters that the optimizer does not hold: they are no part of a record's gradient."""
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    for parameter in model.parameters():
+        if parameter not in held:
+            parameter.requires_grad_(False)
 
 
 def _refuse_checkpointing(model: nn.Module) -> None:
@@ -143,7 +175,10 @@ def _check_loader(loader: DataLoader[Any]) -> int:
     drawn = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset)
     if not drawn and not isinstance(sampler, SequentialSampler):
         found = f"a loader with sampler {type(sampler).__name__}, which would not be used"
-        raise DataError(found, "every record of the data set, in any order", "pass a Subset as the data set")
+        fix = "pass a Subset as the data set"
+        if isinstance(sampler, DistributedSampler):
+            fix = "leave the sampler out: batch_size is that of all ranks together, and each gets its part of a batch"
+        raise DataError(found, "every record of the data set, in any order", fix)
     if not 0 < loader.batch_size <= len(dataset):
         found = f"a batch_size of {loader.batch_size} for {len(dataset)} records"
         raise DataError(found, "at most the number of records", "lower batch_size")

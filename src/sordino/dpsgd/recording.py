@@ -29,6 +29,7 @@ from sordino.dpsgd.loader import BatchPiece, InputCheck, PendingBatch
 from sordino.dpsgd.model_graphs import GraphPass, ModelGraphs
 from sordino.dpsgd.own_code import LossCheck, OutputGradient, stale_code, untraceable
 from sordino.dpsgd.pieces import HALF, UnrecordableError, first_length
+from sordino.dpsgd.processes import refuse_active_wrapper
 from sordino.dpsgd.settings import Reduction
 from sordino.dpsgd.state_guard import GradientChangeWarning, ModelGuard
 from sordino.errors import DataError, PlanError
@@ -213,6 +214,7 @@ class Recording:
         piece = self.pending.piece
         if not torch.is_grad_enabled():
             return self._evaluate(args, kwargs)
+        refuse_active_wrapper()
         self._check_device(args, kwargs)
         size = first_length(args, kwargs)
         if piece is None or size != piece.size:
