@@ -90,7 +90,7 @@ def test_a_method_that_was_set_on_an_instance_is_refused() -> None:
     noise = Gaussian(1.0)
     object.__setattr__(noise, "sample", lambda size, rng: np.zeros(size))
     for release in (CentralNoise(noise), LocalNoise(noise)):
-        with pytest.raises(PlanError, match="'sample' was set by hand"):
+        with pytest.raises(PlanError, match="'sample' was set after construction"):
             plan(release=release)
 
 

@@ -167,7 +167,7 @@ def test_a_file_of_its_own_may_be_named_as_the_test(tmp_path: Path) -> None:
     [
         ({"test": "a.csv"}, "the training file itself"),
         ({"test": "absent.csv"}, "does not exist"),
-        ({"test": "b.csv", "public_test_fraction": 0.2}, "one way to say which rows are public"),
+        ({"test": "b.csv", "public_test_fraction": 0.2}, "one declaration of which rows are public"),
         ({"public_test_fraction": 1.5}, "between 0 and 1"),
         ({"public_test_fraction": 0.01}, "at least one public test record"),
         ({"train": 5, "validation": True}, "whose rows are private"),

@@ -251,7 +251,7 @@ def test_plan_refuses_a_test_that_is_a_silo(tmp_path: Path) -> None:
     path = str(_write(tmp_path / "a.csv", ROWS))
     with pytest.raises(ConfigError, match="the training file itself"):
         preview("csv", {**OPTIONS, "path": path, "test": path})
-    with pytest.raises(ConfigError, match="one way to say"):
+    with pytest.raises(ConfigError, match="one declaration of which"):
         preview("csv", {**OPTIONS, "path": path, "test": "b.csv", "public_test_fraction": 0.5})
 
 

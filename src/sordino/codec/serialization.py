@@ -320,7 +320,7 @@ def find_function(family: str, name: str) -> Callable[..., Any]:
         known = [other for of, other in _FUNCTIONS if of == family]
         how = f'@sordino.add_{family}("{name}") in a file that --with names, or in an installed package'
         found = f"{family} {name!r} of kind own"
-        raise ConfigError(found, f"a registered {family}", nearest(name, known) if known else how)
+        raise ConfigError(found, "a registered function", nearest(name, known) if known else how)
     return _FUNCTIONS[family, name]
 
 

@@ -43,7 +43,7 @@ from sordino.runs.writer import BEFORE, ENGINE, HISTORY, STATE, Checkpoint, Fing
 
 PREPARED, AUDIT = "prepared.json", "audit.json"
 MEMORY = "in memory"  # engine.jsonl of a run that was written down after its end
-UNLOADED = ("a known kind", "one that was added")  # what a file of somebody's own parts would have brought
+UNLOADED = ("a known kind", "a registered function")  # what a file of somebody's own parts would have brought
 
 
 @dataclass(frozen=True)
