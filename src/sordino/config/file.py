@@ -34,7 +34,7 @@ from sordino.parts.losses import CrossEntropy, Mse, is_record_wise
 from sordino.parts.mechanisms import Preparation
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
-from sordino.rng import Streams, streams
+from sordino.rng import Secure, Seeded, Streams
 from sordino.task import Task
 
 EXAMPLE = "see 'sordino recipes show dp_fed_ls'"
@@ -143,7 +143,8 @@ class Config:
     @property
     def streams(self) -> Streams:
         """Random streams of a run: sampling, batches and noise."""
-        return streams(self.privacy.noise, self.run.seed if self.run.draw_seed is None else self.run.draw_seed)
+        seed = self.run.seed if self.run.draw_seed is None else self.run.draw_seed
+        return Seeded(seed) if self.privacy.noise == "simulation" else Secure()
 
     @property
     def foreign(self) -> tuple[codec.Foreign, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,11 +84,12 @@ def make_private(
     in DistributedDataParallel is returned without it.
     """
     if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
-        raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum")
+        needed = 'noise "simulation" or "secure", reduction "mean" or "sum"'
+        raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", needed)
     if own_code not in ("trusted", None):
         raise ConfigError(f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for your code')
     if loss is not None and reduction != "mean":
-        raise ConfigError(f"loss and reduction = {reduction!r}", "one of them: optimizer.loss is a mean")
+        raise ConfigError(f"loss and reduction = {reduction!r}", "only one of the two: optimizer.loss is always a mean")
     if max_physical_batch_size is not None and max_physical_batch_size < 1:
         raise ConfigError(f"max_physical_batch_size = {max_physical_batch_size}", "a whole number of at least 1")
     model, size = unwrapped(model), _check_loader(loader)
@@ -153,7 +154,7 @@ def _freeze_others(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def _refuse_checkpointing(model: nn.Module) -> None:
-    """Refuse gradient checkpointing: what is computed again in the backward pass is not recorded."""
+    """Refuse gradient checkpointing, because recomputation in the backward pass is not recorded."""
     for name, part in model.named_modules():
         if getattr(part, "gradient_checkpointing", False) is True:
             found = f"layer '{name}' with gradient checkpointing, which runs again in the backward pass"
@@ -167,18 +168,19 @@ def _check_loader(loader: DataLoader[Any]) -> int:
     if isinstance(loader, PrivateLoader):
         raise ConfigError("a loader that is private already", "the original DataLoader")
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise DataError("a data set that can only be iterated", "one with a length and an index", "list it first")
+        needed = "a data set with __len__ and __getitem__"
+        raise DataError("a data set that can only be iterated", needed, "read it into a list")
     if loader.batch_size is None:
-        fix = "pass DataLoader(dataset, batch_size=...): batches are drawn anew, as the cost assumes"
-        raise DataError("a loader with a batch_sampler of its own, or without batches", "a batch_size", fix)
+        fix = "pass DataLoader(dataset, batch_size=...); make_private draws the batches itself"
+        raise DataError("a loader with a batch_sampler, or without batches", "a loader with a batch_size", fix)
     sampler = loader.sampler
     drawn = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset)
     if not drawn and not isinstance(sampler, SequentialSampler):
         found = f"a loader with sampler {type(sampler).__name__}, which would not be used"
-        fix = "pass a Subset as the data set"
+        fix = "to leave records out, pass a Subset as the data set"
         if isinstance(sampler, DistributedSampler):
-            fix = "leave the sampler out: batch_size is that of all ranks together, and each gets its part of a batch"
-        raise DataError(found, "every record of the data set, in any order", fix)
+            fix = "remove the sampler: batch_size counts all ranks together, and each rank gets its part of a batch"
+        raise DataError(found, "no sampler: every record may be drawn", fix)
     if not 0 < loader.batch_size <= len(dataset):
         found = f"a batch_size of {loader.batch_size} for {len(dataset)} records"
         raise DataError(found, "at most the number of records", "lower batch_size")
@@ -190,29 +192,38 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     if any(
         isinstance(part, PrivateOptimizer | RecordedForward) for part in (optimizer, vars(model).get("forward"), *hooks)
     ):
-        raise ConfigError("a model or an optimizer that is private already", "new ones", "detach() the model")
+        found = "a model or an optimizer that is private already"
+        raise ConfigError(found, "ordinary ones", "call optimizer.detach() first")
     if isinstance(optimizer, LBFGS):
-        raise ConfigError("LBFGS, which looks at the loss many times per step", "one gradient per step", "use SGD")
+        raise ConfigError("LBFGS, which evaluates the loss many times per step", "one gradient per step", "use SGD")
     known = set(model.parameters())
     held = [p for group in optimizer.param_groups for p in group["params"]]
     if any(p not in known for p in held):
         raise ConfigError("an optimizer that holds a parameter of another module", "parameters of the model alone")
     if not any(p.requires_grad for p in held):
         raise ConfigError("an optimizer without a trainable parameter of the model", "at least one")
-    away = next((name for name, p in model.named_parameters() if p.device != torch.device("cpu")), None)
-    if away is not None:
-        raise PlanError("engine", f"parameter '{away}' on another device", "a model on the CPU", "model.to('cpu')")
+    check_devices({p.device for p in model.parameters()})
+
+
+def check_devices(devices: Collection[torch.device]) -> None:
+    """Refuse parameters on several devices, without memory, or on a device without float64 (clipped sums need it)."""
+    found = f"a model with parameters on {' and '.join(sorted(str(device) for device in devices))}"
+    if len(devices) > 1 or any(device.type == "meta" for device in devices):
+        raise PlanError("engine", found, "all of them on one device, with memory", "model.to(device) first")
+    if any(device.type == "mps" for device in devices):
+        raise PlanError("engine", found, "a device with float64, in which gradients are added up", "model.to('cpu')")
 
 
 def _check_labels(model: nn.Module, dataset: Any) -> None:
-    """Refuse labels without a class, where records and labels are tensors and the model's outputs are scores."""
+    """Refuse class labels outside the model's number of scores, if records and labels are tensors."""
     if type(dataset) is not TensorDataset or len(dataset.tensors) != 2:
         return
     x, y = dataset.tensors
     if y.dtype != torch.int64 or y.dim() != 1:
         return
     try:
-        scores = trial_outputs(model, torch.zeros_like(x[:1]))  # synthetic: the model's code sees no record
+        synthetic = torch.zeros_like(x[:1], device=next(model.parameters()).device)  # the model's code sees no record
+        scores = trial_outputs(model, synthetic)
     except DataError:
         return  # the loop may turn the records into what the model takes
     if isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > 1:

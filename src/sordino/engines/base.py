@@ -202,9 +202,8 @@ def engine_named(name: str, **options: Any) -> Engine:
     takes = inspect.signature(make).parameters
     refused = next((key for key, value in options.items() if value != DEFAULTS[key] and key not in takes), None)
     if refused is not None and name not in SHIPPED:
-        raise ConfigError(
-            f"--{refused} with --engine {name}", "an option that this engine supports", f"remove --{refused}"
-        )
+        needed = "an option that this engine supports"
+        raise ConfigError(f"--{refused} with --engine {name}", needed, f"remove --{refused}")
     made: Any = make(**{key: value for key, value in options.items() if key in takes})
     if not isinstance(made, Engine):
         found = f"--engine {name}, which makes a {type(made).__name__}"
@@ -219,7 +218,6 @@ def device_of(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         found = f"device {name!r} ({str(error).splitlines()[0]})"
-        raise ConfigError(
-            found, "a device that torch can use on this machine", "leave the device out to use the CPU"
-        ) from None
+        needed = "a device that torch can use on this machine"
+        raise ConfigError(found, needed, "leave the device out to use the CPU") from None
     return device

@@ -28,7 +28,7 @@ from sordino.parts.local_solvers import LocalSolver, NoiseStream, Work
 from sordino.parts.releases import own_message
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
-from sordino.rng import Streams
+from sordino.rng import Streams, forked_rng
 from sordino.task import Task
 from sordino.version import tune_allocator
 
@@ -156,7 +156,7 @@ class InProcessWorker(Worker):
         if self.path == "batched":
             rows = self.plan.local.solve(work)
         else:
-            with torch.random.fork_rng(devices=[]):  # for dropout and other layers that draw random numbers
+            with forked_rng():  # for dropout and other layers that draw random numbers
                 torch.manual_seed(int(self.streams.at(t, "model", int(clients[0])).integers(2**63)))
                 rows = self.plan.local.solve(work)
         if state:
