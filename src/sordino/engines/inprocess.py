@@ -57,7 +57,9 @@ class InProcess(Engine):
         way = choose_path(plan, task, self.path)
         chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if way.path == "batched" else 1)
         if way.path == "sequential" and chunk != 1:
-            raise PlanError("engine", f"chunk = {chunk} on the sequential path", "chunk = 1")
+            raise PlanError(
+                "engine", f"chunk = {chunk} on the sequential path", "chunk = 1: this path runs one client at a time"
+            )
         return InProcessWorker(plan, task, streams, way, chunk, self.own_noise)
 
 
