@@ -23,7 +23,7 @@ RECORDS, BATCH, CLASSES = 48, 12, 3
 class Recurrent(nn.Module):
     """An LSTM or GRU and a linear head on its last output."""
 
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU]) -> None:
         super().__init__()
         self.recurrent, self.head = kind(5, 6, batch_first=True), nn.Linear(6, CLASSES)
 
@@ -134,7 +134,7 @@ def train(
                 x, y = x.to(device), y.to(device)
                 loss = optimizer.loss if optimizer.own is not None else F.cross_entropy
                 optimizer.zero_grad()
-                loss(model(x), y).backward()
+                loss(model(x), y).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             if steps is not None and optimizer.steps >= steps:
                 return

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import cpp_extension
+from torch.utils import backend_registration, cpp_extension
 
 SOURCE = Path(__file__).with_name("sim.cpp")
 NAME = "sordino_sim_device"
@@ -65,7 +65,7 @@ def _load() -> Any:
 
 def _register(extension: Any) -> None:
     """Give torch the device's name, generator and the functions that torch asks of a device module."""
-    torch.utils.rename_privateuse1_backend("sim")
+    backend_registration.rename_privateuse1_backend("sim")
     extension.register_hooks()
     module: Any = types.ModuleType("torch.sim")
     module.is_available = module.is_initialized = lambda: True
@@ -78,8 +78,8 @@ def _register(extension: Any) -> None:
     module.set_rng_state = lambda state, device=0: extension.set_rng_state(state)
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     module.device = lambda _: contextlib.nullcontext()
-    torch._register_device_module("sim", module)
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    torch._register_device_module("sim", module)  # type: ignore[no-untyped-call]
+    backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
 
 
 if MISSING is None:

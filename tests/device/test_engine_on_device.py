@@ -15,7 +15,18 @@ from tests.tiny import plan, rounds
 from torch import Tensor
 
 from sordino.engines.inprocess import InProcess
-from sordino.parts import Adaptive, Banded, Clip, CorrelatedNoise, FixedSize, Gaussian, LocalSgd, RoundRobin, Sam
+from sordino.parts import (
+    Adaptive,
+    Banded,
+    Clip,
+    CorrelatedNoise,
+    Everyone,
+    FixedSize,
+    Gaussian,
+    LocalSgd,
+    RoundRobin,
+    Sam,
+)
 from sordino.parts.local_solvers import Scaffold
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
@@ -99,7 +110,7 @@ def counts_of_a_round(name: str, clients: int, path: Any) -> dict[str, int]:
     torch.manual_seed(6)
     records = [(NETS[name][1](4), torch.randint(CLASSES, (4,))) for _ in range(clients)]
     task, many = Task.of(net(name), records), plan(local=LOCAL, rounds=3)
-    many = replace(many, clients=replace(many.clients, population=clients))
+    many = replace(many, clients=Everyone(clients))
     totals = []
     for last in (2, 3):
         with sim.counted() as found:

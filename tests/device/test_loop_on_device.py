@@ -99,7 +99,8 @@ def test_checks_leave_the_generator_of_the_device_alone() -> None:
                 model(x.to(DEVICE))
                 if done == 3:
                     break
-        return torch.get_device_module(DEVICE).get_rng_state()
+        state: torch.Tensor = torch.get_device_module(DEVICE).get_rng_state()
+        return state
 
     assert torch.equal(state_after(checked=True), state_after(checked=False))
 

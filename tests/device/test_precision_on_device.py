@@ -35,7 +35,7 @@ def released_sum(name: str) -> tuple[Tensor, int]:
     model, optimizer, loader = private(name, DEVICE, dataset=same, noise_multiplier=QUIET, clip_norm=clip)
     for some, labels in loader:
         optimizer.zero_grad()
-        F.cross_entropy(model(some.to(DEVICE)), labels.to(DEVICE)).backward()
+        F.cross_entropy(model(some.to(DEVICE)), labels.to(DEVICE)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         break
     released = torch.cat([p.grad.reshape(-1).double().cpu() for p in model.parameters() if p.grad is not None])

@@ -1,4 +1,4 @@
-"""Promise: a private step waits for the device a fixed number of times, and copies nothing of the model's size to the host.
+"""Promise: a private step waits for the device at most four times, and copies nothing of the model's size to it.
 
 Counted on the simulated device: a stall is an operation after which the host must wait (a value read, a copy to host).
 """

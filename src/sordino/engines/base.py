@@ -26,7 +26,7 @@ import importlib.metadata
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,6 +42,8 @@ from sordino.plan import Plan
 from sordino.rng import Streams
 from sordino.task import Task
 from sordino.version import local_rank
+
+CPU = torch.device("cpu")
 
 
 @codec.hides_values
@@ -77,6 +79,10 @@ class Collected:
     refused: Mapping[int, str] = field(default_factory=dict)  # reasons of clients that sent no message
     receipts: tuple[Receipt, ...] = ()
 
+    def on(self, device: torch.device) -> Collected:
+        """Return the same with the sum on `device`; clients' states stay on the CPU."""
+        return replace(self, total=self.total.to(device))
+
     def participants(self, cohort: Cohort) -> Cohort:
         return cohort if self.reported is None else self.reported
 
@@ -101,6 +107,8 @@ class Collected:
 
 class Worker(ABC):
     """An engine prepared for one plan and one task. Only `collect` must be written."""
+
+    device_task: Task | None = None  # the task on the worker's device, where the loop keeps the server's state too
 
     @abstractmethod
     def collect(self, job: ClientJob) -> Collected:

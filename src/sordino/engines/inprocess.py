@@ -44,7 +44,7 @@ class InProcess(Engine):
 
     path: Path | None = None
     chunk: int | None = None
-    device: str = "cpu"  # where clients train; the server's noise and step stay on the CPU
+    device: str = "cpu"  # where clients train, and the server's sum, step and evaluation are; "auto": `device_of`
     own_noise: bool = False  # every client draws its own noise, as in a deployment; else the sum is noised once
     offers = frozenset({"secure_sum", "shuffler", "client_state", "preparation"})
     leads = True
@@ -52,8 +52,7 @@ class InProcess(Engine):
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
         """Choose the path once, from the model and the plan, never from a clock."""
         tune_allocator()
-        device = device_of(self.device)
-        task = task if device == task.device else task.on(device)
+        task = task.on(device_of(self.device))
         way = choose_path(plan, task, self.path)
         chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if way.path == "batched" else 1)
         if way.path == "sequential" and chunk != 1:
@@ -68,6 +67,7 @@ class InProcessWorker(Worker):
         self, plan: Plan, task: Task, streams: Streams, way: ExecutionPath, chunk: int, own_noise: bool = False
     ) -> None:
         self.plan, self.task, self.streams, self.way = plan, task, streams, way
+        self.device_task = task
         self.path, self.chunk, self.device, self.own_noise = way.path, chunk, task.device, own_noise
         self.objective: Objective = way.make(task, plan, streams)
         self.reader = Reader(task.clients, task.device)
@@ -101,7 +101,7 @@ class InProcessWorker(Worker):
             norms.append(lengths)
             leaving = self.sent(chunk, rows, job.public.t) if self.own_noise else rows
             total += leaving.sum(0, dtype=torch.float64)
-        return total.cpu(), [part.cpu() for part in norms]
+        return total, [torch.cat(norms).cpu()] if norms else []
 
     def encoded(self, job: ClientJob) -> Iterator[tuple[Cohort, Tensor, Tensor]]:
         """Yield each chunk's clients, their rows [m, d'] before noise and the norms of their updates.
@@ -200,7 +200,7 @@ def public_update(plan: Plan, task: Task, streams: Streams, start: Tensor, t: in
     alone = replace(task, clients=Clients.of([task.public])).on(task.device)
     worker = InProcessWorker(plan, alone, streams, choose_path(plan, alone, "sequential"), 1)
     start = start.to(task.device)
-    return worker.solve(np.zeros(1, dtype=np.int64), Public(t=t, size=len(start)), start)[0].cpu()
+    return worker.solve(np.zeros(1, dtype=np.int64), Public(t=t, size=len(start)), start)[0].cpu()  # as masks are
 
 
 @codec.hides_values
@@ -215,7 +215,7 @@ class ClientStates:
         """Copy these clients' states, [m, *shape] by name; a new client has the solver's initial values."""
         first = self.local.client_state(start) if any(c not in self.states for c in clients.tolist()) else {}
         found = [self.states.get(client, first) for client in clients.tolist()]
-        return {name: torch.stack([one[name].to(start.device) for one in found]) for name in found[0]}
+        return {name: torch.stack([one[name].cpu() for one in found]).to(start.device) for name in found[0]}
 
     def put(self, clients: Cohort, states: Mapping[str, Tensor], start: Tensor) -> None:
         """Store the states that the solver left; a state with NaN or infinity is dropped, like its client's message."""
@@ -224,8 +224,9 @@ class ClientStates:
         if {name: tuple(value.shape) for name, value in states.items()} != shapes:
             found = f"{self.local.kind!r}, whose solve left a client state {sorted(states)} of other names or shapes"
             raise PartError(found, f"{sorted(first)}, each with one row per client")
+        held = {name: value.detach().cpu() for name, value in states.items()}
         for i, client in enumerate(clients.tolist()):
-            own = {name: value[i].detach().cpu().clone() for name, value in states.items()}
+            own = {name: value[i].clone() for name, value in held.items()}
             if all(bool(value.isfinite().all()) for value in own.values()):
                 self.states[client] = own
 

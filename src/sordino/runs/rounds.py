@@ -15,7 +15,7 @@ from sordino import codec
 from sordino.accounting.accountant import check_provable
 from sordino.codec import named_failures
 from sordino.config import Config
-from sordino.engines.base import Engine
+from sordino.engines.base import CPU, Engine
 from sordino.engines.checks import prepare_columns, released_histograms
 from sordino.errors import BudgetError, CertificateError, ConfigError
 from sordino.ledger.budget import Filter
@@ -117,7 +117,7 @@ def run_rounds(
     except BudgetError as error:
         refused = error
         start.writer.refuse(config, error)
-    return state, refused
+    return state.on(CPU), refused
 
 
 def _prepare(config: Config, task: Task, writer: RunWriter | InMemoryRun, state: State) -> State:
