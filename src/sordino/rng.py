@@ -31,11 +31,11 @@ class Streams(Protocol):
     def at(self, t: int, purpose: str, client: int = -1) -> np.random.Generator: ...
 
 
+@dataclass(frozen=True)
 class _Key(ISeedSequence):
     """Seed sequence that is Philox's 128-bit key. `Philox(key=...)` is the same, but reads system entropy first."""
 
-    def __init__(self, key: bytes) -> None:
-        self.words = np.frombuffer(key, dtype="<u8")
+    words: NDArray[np.uint64]
 
     def generate_state(self, n_words: int, dtype: object = None) -> NDArray[np.uint64]:
         return self.words[:n_words]
@@ -53,7 +53,7 @@ class Seeded:
 
     def at(self, t: int, purpose: str, client: int = -1) -> np.random.Generator:
         name = struct.pack("<qqq", self.seed, t, client) + purpose.encode()
-        key = _Key(hashlib.blake2b(name, digest_size=16).digest())
+        key = _Key(np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), dtype="<u8"))
         return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]  # any ISeedSequence will do
 
 

@@ -150,7 +150,7 @@ class Counting:
 
 
 def test_a_loss_that_remembers_records_is_refused_and_one_that_its_owner_sets_needs_the_word() -> None:
-    with pytest.raises(PlanError, match="remembers nothing"):
+    with pytest.raises(PlanError, match="stores no records"):
         steps(language(loss=Counting(True)))
     for word in (None, "trusted"):
         own = Counting(False)

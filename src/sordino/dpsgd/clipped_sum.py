@@ -23,9 +23,9 @@ from sordino.dpsgd.batch_independence import BatchPass, IndependenceChecks, mixi
 from sordino.dpsgd.pieces import ROOM, Piece, Tape, UnrecordableError, sums_in, wide
 from sordino.dpsgd.rule_table import run_by_rules, sites
 from sordino.errors import ConfigError, DataError, PlanError
-from sordino.kernels import tune_allocator
 from sordino.parts.clipping import FEW, SLACK, factors, row_norms
 from sordino.rng import forked_rng
+from sordino.version import tune_allocator
 
 _TINY, _HUGE = 1e-12, 1e15  # outside, squares of float32 lose digits
 ARRANGEMENTS = ((True, False), (False, False), (False, True))  # (channels last, whole): from the fastest on

@@ -77,7 +77,7 @@ class TracedFunction:
     """A user's function of tensors with its graphs; `own_code`: the user vouches for it where it has no graph."""
 
     name = "function"
-    needed = "a function of tensors that remembers nothing: no noise is added there"
+    needed = "a function of tensors that stores no records: stored records would be released without noise"
     ways: tuple[str, ...] = ()
 
     def __init__(self, function: Callable[..., Any], own_code: bool) -> None:
@@ -164,7 +164,7 @@ class RecordLoss(TracedFunction):
     """`loss=` of make_private: a function (output, *targets) -> one value per record."""
 
     name = "loss"
-    needed = "a function of one record's output and target, which remembers nothing: no noise is added there"
+    needed = "a function of one record's output and target, which stores no records"
     ways = ("write it without Python branches on data and without state",)
 
     def __init__(self, loss: PerRecord, own_code: bool = False, known: bool = False) -> None:

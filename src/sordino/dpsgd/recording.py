@@ -34,7 +34,7 @@ from sordino.dpsgd.state_guard import GradientChangeWarning, ModelGuard
 from sordino.errors import DataError, PlanError
 from sordino.graph import TRUSTED, Grade, UntraceableError
 from sordino.graph.captured import flat
-from sordino.kernels import tune_allocator
+from sordino.version import tune_allocator
 
 EVIDENCE: dict[Grade, str] = {
     "by construction": "by the operations of the model's graph, whatever the records hold",
