@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -175,8 +176,7 @@ def _distributed(device: str, threads: int, timeout: float) -> Engine:
     from sordino.engines.distributed import Distributed
     from sordino.engines.inprocess import InProcess
 
-    own = f"cuda:{local_rank()}" if device == "cuda" else device  # one GPU for each process
-    return Distributed(InProcess(device=own), threads, timeout)
+    return Distributed(InProcess(device=device), threads, timeout)
 
 
 SHIPPED: dict[str, Make] = {"inprocess": _inprocess, "distributed": _distributed}
@@ -221,13 +221,26 @@ def engine_named(name: str, **options: Any) -> Engine:
 
 
 def device_of(name: str) -> torch.device:
-    """Return the torch device of this name; refuse one that torch cannot use on this machine."""
+    """Return the torch device of this name; "auto" is the accelerator that torch finds, else the CPU.
+
+    Under torchrun a name without a number is the device of this process's local rank. Refused: a device that torch
+    cannot use here, and one without float64 (MPS), in which sums and noise are computed.
+    """
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
+        device = torch.device(_accelerator() if name == "auto" else name)
+        if device.type != "cpu" and device.index is None and "LOCAL_RANK" in os.environ:
+            device = torch.device(device.type, local_rank())
+        return torch.empty(0, dtype=torch.float64, device=device).device
+    except TypeError:
+        found = f"device {name!r}, which has no float64"
+        needed = "float64 for the sums of messages and their noise: no training on this device is supported"
+        raise ConfigError(found, needed, 'device = "cpu"') from None
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         found = f"device {name!r} ({str(error).splitlines()[0]})"
-        raise ConfigError(
-            found, "a device that torch can use on this machine", "leave the device out to use the CPU"
-        ) from None
-    return device
+        fix = "leave it out for the CPU; under torchrun every process needs a device of its own"
+        raise ConfigError(found, "a device that torch can use here", fix) from None
+
+
+def _accelerator() -> str:
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "cpu" if found is None or found.type == "mps" else found.type

@@ -19,7 +19,7 @@ from sordino.data.clients import Clients
 from sordino.engines.base import ClientJob, Collected, Engine, Worker, device_of
 from sordino.engines.batches import Reader
 from sordino.engines.checks import LeakCheck
-from sordino.engines.objectives import ExecutionPath, OneClient, Path, choose_path
+from sordino.engines.objectives import BATCH_BELOW, GUESS, ExecutionPath, OneClient, Path, choose_path
 from sordino.errors import PartError, PlanError
 from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public, finite_rows
@@ -81,6 +81,8 @@ class InProcessWorker(Worker):
     def header(self) -> dict[str, str | int]:
         header: dict[str, str | int] = {"engine": "inprocess", "path": self.path, "chunk": self.chunk}
         header |= {"gradient": type(self.objective).__name__, "device": str(self.device), "malloc": tune_allocator()}
+        if self.device.type not in BATCH_BELOW:
+            header["path_rule"] = f"batched below {GUESS:g} FLOP a step: a guess, not measured on {self.device.type}"
         header["loops"] = "compiled" if getattr(self.objective, "kernel", False) else "torch"
         proof = self.task.program.of(self.plan.unit)
         return {**header, "own_code": proof.grade, "own_code_why": proof.why}
