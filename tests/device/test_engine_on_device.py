@@ -258,7 +258,12 @@ def test_a_device_without_float64_is_refused_and_never_auto(monkeypatch: pytest.
 
 def test_under_torchrun_every_process_has_the_device_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.device] = []
-    monkeypatch.setattr(torch, "empty", lambda *_, device, **__: asked.append(device) or torch.zeros(0))
+
+    def empty(*size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        asked.append(device)
+        return torch.zeros(*size, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setenv("LOCAL_RANK", "1")
     for name in ("auto", str(DEVICE.type), f"{DEVICE.type}:0", "cpu"):
         device_of(name)
