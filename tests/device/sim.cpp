@@ -4,7 +4,7 @@
 //   - refuses an operation that mixes host tensors with device tensors, as CUDA does;
 //   - draws random numbers from a generator of the device, not from the host's;
 //   - counts what would stall or copy on a real accelerator (see `counts`);
-//   - rounds the factors of float32 products to TF32 unless torch's float32 matmul precision is "highest".
+//   - rounds the factors of float32 products to TF32 where torch's settings for CUDA allow it.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
@@ -144,7 +144,11 @@ struct HostViews {
 
 // ---- TF32 -----------------------------------------------------------------------------------------------------------
 
-bool tf32() { return at::globalContext().float32MatmulPrecision() != at::Float32MatmulPrecision::HIGHEST; }
+bool allows_tf32(at::Float32Op operation) {
+  return at::globalContext().float32Precision(at::Float32Backend::CUDA, operation) == at::Float32Precision::TF32;
+}
+
+bool tf32() { return allows_tf32(at::Float32Op::MATMUL); }  // off by default, as on CUDA
 
 // A float32 tensor with 10 bits of mantissa, as a tensor core reads it.
 Tensor as_tf32(const Tensor& t) {
@@ -320,7 +324,10 @@ const Tensor& resize(const Tensor& self, Sizes size, std::optional<at::MemoryFor
   return self;
 }
 
-Tensor factor(HostViews& views, const Tensor& t) { return tf32() ? as_tf32(views.to_host(t)) : views.to_host(t); }
+// A factor of a convolution. CUDA allows TF32 there by default; here only if it is allowed for matrices too.
+Tensor factor(HostViews& views, const Tensor& t) {
+  return tf32() && allows_tf32(at::Float32Op::CONV) ? as_tf32(views.to_host(t)) : views.to_host(t);
+}
 
 Tensor convolution(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, Sizes stride, Sizes padding, Sizes dilation,
                    bool transposed, Sizes output_padding, c10::SymInt groups) {

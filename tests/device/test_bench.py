@@ -1,4 +1,4 @@
-"""Promise: `make bench-gpu` runs to its end: on the simulated device with tiny nets, so that a real one is not wasted."""
+"""Promise: `make bench-gpu` runs to its end: on the simulated device with tiny nets."""
 
 from __future__ import annotations
 

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from tests.device.loops import CPU, DEVICE, NETS, autocast, net, private, records, train, weights
+from tests.dpsgd.loops import batch_of
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from sordino.dpsgd.private_loop import check_devices
 from sordino.errors import DataError, PlanError
 from sordino.parts import Banded
 
@@ -90,15 +92,13 @@ def test_checks_leave_the_generator_of_the_device_alone() -> None:
 
     def state_after(checked: bool) -> torch.Tensor:
         model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)).to(DEVICE)
+        parts = private("mlp", DEVICE if checked else CPU, model=model)
         torch.manual_seed(11)
         if checked:
-            train(private("mlp", DEVICE, model=model), DEVICE, steps=4)
+            train(parts, DEVICE, steps=4)
         else:
-            loader = private("mlp", CPU)[2]
-            for done, (x, _) in enumerate(loader):
-                model(x.to(DEVICE))
-                if done == 3:
-                    break
+            for t in range(4):
+                model(torch.zeros(len(batch_of(parts, t)), 4, device=DEVICE))
         state: torch.Tensor = torch.get_device_module(DEVICE).get_rng_state()
         return state
 
@@ -119,6 +119,11 @@ def test_parameters_on_two_devices_are_refused() -> None:
     loader = torch.utils.data.DataLoader(records("mlp"), batch_size=12)
     with pytest.raises(PlanError, match="device"):
         make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, epochs=1, noise_multiplier=1.0)
+
+
+def test_a_device_without_float64_is_refused() -> None:
+    with pytest.raises(PlanError, match="float64"):
+        check_devices({torch.device("mps")})
 
 
 def test_parameters_without_memory_are_refused() -> None:

@@ -76,7 +76,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         rng = coins("server noise")
         if is_secure(rng):
             memory = {name: held.double() if held.is_floating_point() else held for name, held in memory.items()}
-        memory = {name: held.to(total.device) if held.dim() else held for name, held in memory.items()}
+        memory = {name: held.to(total.device) if held.dim() else held for name, held in memory.items()}  # no counters
 
         def draw() -> Tensor:
             return torch.from_numpy(self.mechanism.sample(total.numel(), rng)).to(total.device)

@@ -225,7 +225,7 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
         import torch
 
         past = memory["past"]
-        weights, decays = (torch.tensor(side, dtype=past.dtype).to(past) for side in (self.weights, self.decays))
+        weights, decays = (past.new_tensor(side) for side in (self.weights, self.decays))
         noise = fresh() - weights @ past
         return noise, {"past": past.mul(decays[:, None]).add_(noise)}
 
