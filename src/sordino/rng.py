@@ -11,7 +11,7 @@ import hashlib
 import random
 import secrets
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -67,7 +67,12 @@ def is_secure(rng: np.random.Generator) -> bool:
 
 @dataclass(frozen=True)
 class Secure:
-    """Streams keyed by the operating system: no seed exists, so none can leak."""
+    """Streams keyed by the operating system: no seed exists, so none can leak.
+
+    `share` returns the key that all processes of a run use: that of one of them.
+    """
+
+    share: Callable[[int], int] = lambda key: key
 
     @property
     def mode(self) -> Mode:
@@ -77,7 +82,7 @@ class Secure:
         """Return a fresh stream, whatever the arguments."""
         from randomgen import AESCounter
 
-        return SecureGenerator(AESCounter(key=secrets.randbits(128)))
+        return SecureGenerator(AESCounter(key=self.share(secrets.randbits(128))))
 
 
 def streams(mode: Mode, seed: int) -> Streams:

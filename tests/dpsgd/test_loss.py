@@ -158,7 +158,7 @@ def test_a_loss_that_remembers_records_is_refused_and_one_that_its_owner_sets_ne
         steps(parts)
         own.weight *= 0.5
         if word is None:
-            with pytest.raises(PlanError, match="answers synthetic records otherwise"):
+            with pytest.raises(PlanError, match="other outputs for synthetic records"):
                 steps(parts)
         else:
             steps(parts)

@@ -1,4 +1,4 @@
-"""Clipped sum of per-record gradients, sum_j g_j min(1, C / ||g_j||): of recorded pieces, and of any module.
+"""Clipped sum of per-record gradients, sum_j g_j min(1, C / ||g_j||), from recorded layers or for any module.
 
 One norm over all parameters. Fast norms decide for almost every record; a record whose fast norm is not precise enough
 (huge, not finite, or cancelled in float32 by more than the slack) is materialised and measured again. A record whose
@@ -8,7 +8,8 @@ gradient is not finite counts as zero; its norm stays visible as inf or nan. Cal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,17 +37,45 @@ Pieces = Mapping[nn.Parameter, Piece]
 @codec.hides_values
 @dataclass(frozen=True)
 class Clipped:
-    """Clipped sum of one batch by parameter name, and of each record its norm before the clip and its loss."""
+    """Clipped gradient sum of one batch by parameter name, with each record's loss and unclipped gradient norm."""
 
     total: dict[str, Tensor]
     norms: Tensor  # [b], float64; zero where masked
     losses: Tensor  # [b]
 
 
+@contextmanager
+def ieee_products() -> Iterator[None]:
+    """Compute float32 products as IEEE asks, whatever the user allows for the model, and restore that afterwards.
+
+    Factors rounded to TF32 or bfloat16 make norms too small by up to 1e-4, so clipped gradients longer than the bound.
+    """
+    backends: Any = torch.backends
+    places = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):  # torch before 2.9
+        before = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("highest")
+        backends.cudnn.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before[0])
+            backends.cudnn.allow_tf32 = before[1]
+        return
+    allowed = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for place, precision in zip(places, allowed, strict=True):
+            place.fp32_precision = precision
+
+
 def clipped_sum(
     pieces: Pieces, named: Mapping[str, nn.Parameter], batch: int, clip_norm: float, scale: float = 1.0, norm: Norm = 2
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Return sum_j scale g_j min(1, C / ||scale g_j||) by parameter name, and the norms ||scale g_j|| [b].
+) -> tuple[dict[str, Tensor], Tensor, bool]:
+    """Return sum_j scale g_j min(1, C / ||scale g_j||) by parameter name, norms ||scale g_j|| [b], if all are finite.
 
     `scale` undoes a mean: b for a loss that is a mean over the batch, 1 for a sum. Sums of many records are in float64.
     """
@@ -56,20 +85,23 @@ def clipped_sum(
     device = next((p.device for p in named.values()), torch.device("cpu"))
     if not batch:
         none = torch.zeros(0, dtype=torch.float64, device=device)
-        return {name: torch.zeros_like(p) for name, p in named.items()}, none
+        return {name: torch.zeros_like(p) for name, p in named.items()}, none, True
+    finite = True
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         norms, sound = _fast_norms(pieces, torch.zeros(batch, dtype=torch.float64, device=device), clip_norm / scale)
         sound = sound if norm == 2 else torch.zeros_like(sound)
-        total = _weighted(pieces, named, factors(norms, clip_norm / scale).mul_(scale), sound)
+        index = None if bool(sound.all()) else sound.nonzero()[:, 0]  # one value read from the device
+        total = _weighted(pieces, named, factors(norms, clip_norm / scale).mul_(scale), index)
         if batch > FEW:
             total = {name: part.double() for name, part in total.items()}
-        if not bool(sound.all()):
+        if index is not None:
             _add_carefully(total, norms, pieces, named, (~sound).nonzero()[:, 0], clip_norm, scale, norm)
-    return total, norms if scale == 1 else norms * scale
+            finite = bool(norms.isfinite().all())
+    return total, norms if scale == 1 else norms * scale, finite
 
 
 def _fast_norms(pieces: Pieces, squares: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-    """Return ||g_j|| [b], and which of these norms are precise enough; `squares` are zeros to add up in."""
+    """Return the norms ||g_j|| [b], and a mask of the norms that are precise enough; `squares` is a zeroed buffer."""
     for piece in pieces.values():
         squares += piece.squares()
     doubts = [piece.doubt() for piece in pieces.values()]
@@ -83,9 +115,10 @@ def _fast_norms(pieces: Pieces, squares: Tensor, clip_norm: float) -> tuple[Tens
     return norms, sound
 
 
-def _weighted(pieces: Pieces, named: Mapping[str, nn.Parameter], factors: Tensor, chosen: Tensor) -> dict[str, Tensor]:
-    """Return the weighted sum over the chosen records; the others are left out, as 0 * inf is not 0."""
-    index = None if bool(chosen.all()) else chosen.nonzero()[:, 0]
+def _weighted(
+    pieces: Pieces, named: Mapping[str, nn.Parameter], factors: Tensor, index: Tensor | None
+) -> dict[str, Tensor]:
+    """Return the weighted sum over the records at `index` (None: all); the others are left out, as 0 * inf is not 0."""
     weights = factors if index is None else factors[index]
     in_kind = {kind: weights.to(kind) for kind in {sums_in(parameter) for parameter in named.values()}}
     total: dict[str, Tensor] = {}
@@ -108,7 +141,7 @@ def _add_carefully(
     scale: float,
     norm: Norm,
 ) -> None:
-    """Materialise these records a few at a time, measure them in float64, and add them clipped."""
+    """Compute these records' full gradients a few at a time, with norms in float64, and add them clipped."""
     used = {name: pieces[parameter] for name, parameter in named.items() if parameter in pieces}
     sizes = [named[name].numel() for name in used]
     for some in torch.split(index, max(1, ROOM // (4 * max(1, sum(sizes))))) if used and len(index) else ():
@@ -121,7 +154,7 @@ def _add_carefully(
 
 
 class CheckedForward:
-    """Recorded passes of code without a proof: by layer rules, or record by record where these cannot find records.
+    """Forward pass of code without a graph, recorded by layer rules or, where these do not apply, record by record.
 
     `plain` maps the inputs of a batch to outputs with one slice per record, by `model`; `of(copy)` does so by a copy of
     the model. Checks at the first batch, and in later ones that `rng` chooses, are alarms (`batch_independence`). With
@@ -149,19 +182,18 @@ class CheckedForward:
         self.restart()
 
     def restart(self, whole: bool = False) -> None:
-        """Choose the rules anew: parameters were frozen or unfrozen, or the model runs record by record from now on."""
+        """Choose the layer rules again, after parameters were frozen or unfrozen, or to run record by record."""
         self.named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.whole = whole  # whether each record has its own copy of all parameters
         self.by_layers, self.by_record = sites(self.model), sites(self.model, whole=True)
         self.arranged = False  # whether a batch has shown that the records are kept apart
 
     def run(self, inputs: Any) -> Any:
-        """Run one recorded pass."""
         with run_by_rules(self.tape, self.by_record if self.whole else self.by_layers):
             return self.plain(inputs)
 
     def prepare(self, inputs: Any, size: int, records: Sequence[bool] | None = None) -> None:
-        """Choose at the first batch how the model is run, and check some of the others."""
+        """Choose at the first batch how the model is run; test independence at some later batches."""
         if self.error is not None:
             raise self.error
         due = self.checks.due(size, max(size, 1) if self.expected is None else self.expected) or self.asked
@@ -175,7 +207,7 @@ class CheckedForward:
                 self.check_last()
 
     def check_last(self) -> None:
-        """Compare records alone with the same records in the last batch that was not checked."""
+        """Test independence in the last batch, unless that was tested already."""
         if self.last is None:
             return
         (batch, training), self.last = self.last, None
@@ -192,7 +224,7 @@ class CheckedForward:
                 module.training = mode
 
     def _called(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return `run` with the model's hooks around it, on an empty tape; the tape is restored afterwards."""
+        """Return `run` with the model's hooks around it, recorded on an empty tape; the old tape is restored."""
 
         def forward(inputs: Any) -> Any:
             tape, self.probe = self.tape, run
@@ -206,7 +238,7 @@ class CheckedForward:
         return forward
 
     def _arrange(self, batch: BatchPass) -> None:
-        """Choose how the model is run by trying it on this batch: a record's gradient must touch its slices alone."""
+        """Try ways to run the model until, on this batch, each record's gradient reaches only that record's slices."""
         failure: Exception | None = None
         for channels_last, whole in ARRANGEMENTS:
             self.tape.channels_last, self.whole = channels_last, whole
@@ -225,7 +257,7 @@ class CheckedForward:
         raise failure
 
     def _check_slices(self, batch: BatchPass) -> bool:
-        """Refuse layers whose gradient for one record touches others; return whether all of the output is finite."""
+        """Refuse layers where one record's gradient reaches others' slices; return whether the output is finite."""
         tape, size = self.tape, batch.size
         calls, before, tape.calls, tape.batch = tape.calls, tape.batch, [], size
         try:
@@ -270,7 +302,7 @@ class ClippedGradient(CheckedForward):
         if named.keys() != self.named.keys() or any(p is not named[name] for name, p in self.named.items()):
             self.restart(self.whole)  # parameters were frozen or unfrozen
         if not len(y):
-            return Clipped(*clipped_sum({}, named, 0, clip_norm), torch.zeros(0))
+            return Clipped(*clipped_sum({}, named, 0, clip_norm)[:2], torch.zeros(0))
         try:
             self.prepare((inputs, y), len(y))
             return self._recorded((inputs, y), clip_norm, norm)
@@ -293,7 +325,9 @@ class ClippedGradient(CheckedForward):
                 slopes = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
             if any(slope is not None for slope in slopes[1:]):
                 raise UnrecordableError("a parameter used outside the layer that owns it")
-            return Clipped(*clipped_sum(tape.pieces(), self.named, size, clip_norm, norm=norm), losses.detach())
+            with ieee_products():
+                found = clipped_sum(tape.pieces(), self.named, size, clip_norm, norm=norm)
+            return Clipped(*found[:2], losses.detach())
         finally:
             tape.clear()
 

@@ -210,9 +210,8 @@ def engine_named(name: str, **options: Any) -> Engine:
     takes = inspect.signature(make).parameters
     refused = next((key for key, value in options.items() if value != DEFAULTS[key] and key not in takes), None)
     if refused is not None and name not in SHIPPED:
-        raise ConfigError(
-            f"--{refused} with --engine {name}", "an option that this engine supports", f"remove --{refused}"
-        )
+        needed = "an option that this engine supports"
+        raise ConfigError(f"--{refused} with --engine {name}", needed, f"remove --{refused}")
     made: Any = make(**{key: value for key, value in options.items() if key in takes})
     if not isinstance(made, Engine):
         found = f"--engine {name}, which makes a {type(made).__name__}"
@@ -237,8 +236,8 @@ def device_of(name: str) -> torch.device:
         raise ConfigError(found, needed, 'device = "cpu"') from None
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         found = f"device {name!r} ({str(error).splitlines()[0]})"
-        fix = "leave it out for the CPU; under torchrun every process needs a device of its own"
-        raise ConfigError(found, "a device that torch can use here", fix) from None
+        fix = "leave the device out to use the CPU; under torchrun every process needs a device of its own"
+        raise ConfigError(found, "a device that torch can use on this machine", fix) from None
 
 
 def _accelerator() -> str:

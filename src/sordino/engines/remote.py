@@ -72,16 +72,11 @@ class Remote(Engine):
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> RemoteWorker:
         """Ask all clients whether they accept the plan, then return the worker of the run."""
         if not re.fullmatch("[0-9a-f]{32}", self.run):
-            raise EngineError(
-                f"a run with the id {self.run!r}",
-                "an id of 32 hexadecimal digits",
-                "run into an output folder, which stores the id",
-            )
+            fix = "run into an output folder, which stores the id"
+            raise EngineError(f"a run with the id {self.run!r}", "an id of 32 hexadecimal digits", fix)
         if self.quorum > plan.clients.population:
-            raise ConfigError(
-                f"quorum = {self.quorum} of {plan.clients.population} clients",
-                "a quorum of at most the number of clients",
-            )
+            found = f"quorum = {self.quorum} of {plan.clients.population} clients"
+            raise ConfigError(found, "a quorum of at most the number of clients")
         worker = RemoteWorker(self, plan, task, streams)
         if self.admission:
             worker.admit()
@@ -246,10 +241,8 @@ def worker_of(plan: Plan, task: Task, source: Streams) -> InProcessWorker:
         found = f"a plan for {plan.clients.population} clients in a silo of {task.clients.population}"
         raise DataError(found, "the same number of clients in both")
     if plan.keeps_client_state:
-        raise EngineError(
-            f"{plan.local.kind!r} in a silo, which stores no client state between rounds",
-            "a local solver without client state",
-        )
+        found = f"{plan.local.kind!r} in a silo, which stores no client state between rounds"
+        raise EngineError(found, "a local solver without client state")
     check_records(plan, task)
     return InProcess(own_noise=True).prepare(plan, task, source)
 
@@ -287,9 +280,8 @@ class Silo:
         if before is not None:
             return before
         if self.now() > job.deadline:
-            raise DataError(
-                "a job past its deadline", "a job that the server still waits for", "none: nothing was charged"
-            )
+            needed = "a job that the server still waits for"
+            raise DataError("a job past its deadline", needed, "none: nothing was charged")
         try:
             return self._new_reply(job)
         except (UserError, BudgetError) as error:

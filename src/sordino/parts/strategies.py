@@ -222,8 +222,6 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
         return {"past": torch.zeros(len(self.weights) or self.buffers, length, dtype=torch.float64)}
 
     def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
-        import torch
-
         past = memory["past"]
         weights, decays = (past.new_tensor(side) for side in (self.weights, self.decays))
         noise = fresh() - weights @ past
