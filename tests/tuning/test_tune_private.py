@@ -119,9 +119,9 @@ def test_a_folder_whose_cost_was_made_smaller_is_refused(won: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--over", "recipe.rounds=[2, 4]"), "another cost"),
-        (("--over", "recipe.noise_multiplier=[1.0, 2.0]"), "another cost"),
-        (("--over", "recipe.clients.rate={low=0.1, high=0.5}"), "another cost"),
+        (("--over", "recipe.rounds=[2, 4]"), "changes the privacy cost of a trial"),
+        (("--over", "recipe.noise_multiplier=[1.0, 2.0]"), "changes the privacy cost of a trial"),
+        (("--over", "recipe.clients.rate={low=0.1, high=0.5}"), "changes the privacy cost of a trial"),
         (("--over", "run.seed=[1, 2]"), "in the search space"),
         (("--over", "privacy.delta=[0.01, 0.001]"), "in the search space"),
         (("--over", "task.partition=[1]"), "in the search space"),

@@ -271,7 +271,7 @@ def _canonical(item: Any) -> Any:
         return ["tensor", str(item.dtype), list(item.shape), hashlib.sha256(data.data).hexdigest()]
     if isinstance(item, Mapping):
         if not all(type(name) is str for name in item):
-            raise TypeError("a name that is no text")
+            raise TypeError("a dict key that is not a string")
         return {name: _canonical(inner) for name, inner in item.items()}
     if isinstance(item, list | tuple):
         return [_canonical(inner) for inner in item]

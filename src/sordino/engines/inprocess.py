@@ -56,7 +56,9 @@ class InProcess(Engine):
         way = choose_path(plan, task, self.path)
         chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if way.path == "batched" else 1)
         if way.path == "sequential" and chunk != 1:
-            raise PlanError("engine", f"chunk = {chunk} on the sequential path", "chunk = 1")
+            raise PlanError(
+                "engine", f"chunk = {chunk} on the sequential path", "chunk = 1: this path runs one client at a time"
+            )
         return InProcessWorker(plan, task, streams, way, chunk, self.own_noise)
 
 
@@ -149,12 +151,12 @@ class InProcessWorker(Worker):
         sizes = [self.task.clients.size(int(c)) for c in clients]
         each = zip(sizes, streams, clients, strict=True)
         drawn = [self.plan.local.indices(size, rng, t, int(c)) for size, rng, c in each]
-        coins = self.noise_streams([(self.plan, self.streams, int(c)) for c in clients], t)
+        generators = self.noise_streams([(self.plan, self.streams, int(c)) for c in clients], t)
         batches = self.reader.batches(clients, drawn)
         state = self._ordered(self.client_states.of(clients, start), inward=True)
         if public.broadcast:
             public = replace(public, broadcast={name: self.objective.inward(v) for name, v in public.broadcast.items()})
-        work = Work(self.objective, own, batches, len(clients), public, coins, state)
+        work = Work(self.objective, own, batches, len(clients), public, generators, state)
         if self.path == "batched":
             rows = self.plan.local.solve(work)
         else:
