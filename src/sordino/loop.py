@@ -152,7 +152,8 @@ def run(
         task, state = prepare_columns(plan, task, streams, charges.charge, state)
     worker, given, layout = engine.prepare(plan, task, streams), task, task.layout
     task = worker.device_task or task
-    state = state.on(CPU if worker.device_task is None else task.device)
+    if worker.device_task is not None and task.device != CPU:
+        state = state.on(task.device)
     if state.secret_state:
         worker.load_client_state(state.secret_state)
     guard = separation_guard(plan.clients, plan.rounds, streams, state.t) if plan.release.correlated else None

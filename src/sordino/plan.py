@@ -343,7 +343,7 @@ class State:
     def initial(cls, plan: Plan, params: Tensor) -> State:
         memory = plan.release.init(plan.length(len(params))) if plan.release.remembers else {}
         noise = {f"{NOISE}{name}": held for name, held in memory.items()}
-        return cls(0, plan.server.init(params.to(torch.float32)), secret_state=noise)
+        return cls(0, plan.server.init(params.to("cpu", torch.float32)), secret_state=noise)
 
     def on(self, device: torch.device) -> State:
         """Return the state with the server's vectors, noise and broadcasts on `device`.

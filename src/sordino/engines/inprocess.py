@@ -52,7 +52,8 @@ class InProcess(Engine):
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
         """Choose how clients are computed, from model and plan alone, and return the worker of the run."""
         tune_allocator()
-        task = task.on(device_of(self.device))
+        device = device_of(self.device)
+        task = task if device == task.device else task.on(device)
         way = choose_path(plan, task, self.path)
         chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if way.path == "batched" else 1)
         if way.path == "sequential" and chunk != 1:
