@@ -274,10 +274,12 @@ class PendingBatch:
         if self.piece is not None:
             raise PlanError(
                 "loop",
-                "a batch that was left out" + (", an empty one" if not self.piece.size else ""),
+                "a batch without a step (left out, or its gradients accumulated)"
+                + (", an empty one" if not self.piece.size else ""),
                 "one optimizer.step() for each batch, the empty ones too: which are left out tells what was in them",
-                "step on every batch; to look at records read loader.dataset, and to step on more raise batch_size, "
-                "with max_physical_batch_size for the memory",
+                "step on every batch; to look at records read loader.dataset; to accumulate gradients give the "
+                "DataLoader the batch_size of all accumulated batches and make_private the small one as "
+                "max_physical_batch_size, and step() after each piece: the last one moves the model",
             )
 
     def take(self) -> BatchPiece:

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten
 
-from sordino.certificate.build import certificate
+from sordino.accounting.accountant import check_delta
+from sordino.accounting.composition import Participation
+from sordino.certificate.build import certificate, line_entry
 from sordino.certificate.facts import Facts, Loop, OwnCode
 from sordino.data import lineage
 from sordino.data.lineage import declared_frozen
@@ -215,7 +217,8 @@ class PrivateOptimizer(Optimizer):
             raise _loop(found, "gradients that come from model(x) alone", fix)
         if recording.backwards > 1:
             found = f"{recording.backwards} backward passes before a step"
-            raise _loop(found, "one", "add the losses up, then call backward() once")
+            fix = "add the losses up, then call backward() once; to accumulate gradients over smaller passes, "
+            raise _loop(found, "one", fix + "make_private(..., max_physical_batch_size=n) and step() after each piece")
         if recording.backwards != 1 and recording.other_records is not None:
             found = f"a training pass over {recording.other_records} records where the loader gave {piece.size}"
             raise _loop(found, "model(x) with the x of the private loader", "use each batch as it comes, all of it")
@@ -261,6 +264,14 @@ class PrivateOptimizer(Optimizer):
         self.noise_state.load(record.secret)
         self.pending.reset()
         self.recording.forget()
+
+    def get_epsilon(self, delta: float | None = None) -> float:
+        """Return the certificate's epsilon (all planned steps, or those taken if more) at delta, by default its own."""
+        settings, delta = self.account.settings, self.account.settings.delta if delta is None else delta
+        check_delta(delta, settings.records.size(0), override=True)
+        steps = max(settings.steps, self.steps)
+        found: float = line_entry(settings.plan.cost(Participation(steps, steps)).line("models"), delta)["epsilon"]
+        return found
 
     def certificate(self) -> dict[str, Any]:
         """Return the certificate of the loop's plan: epsilon of all planned steps, or of those taken if more."""

@@ -96,12 +96,18 @@ def _live(item: Any) -> bool:
 
 
 class RecordedForward:
-    """The model's `forward` in a private loop; in a copy of the model, and in its pickle, the model's own again."""
+    """The model's `forward` in a private loop; in a copy of the model, and in its pickle, the model's own again.
+
+    Under torch.compile it runs as it is, uncompiled: the per-record passes are no graph of torch.compile's.
+    """
 
     def __init__(self, recording: Recording) -> None:
-        self.recording = recording
+        self.recording, self.run = recording, torch.compiler.disable(self._run)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         self.recording.guard.inside += 1
         try:
             return self.recording.run(args, kwargs)
