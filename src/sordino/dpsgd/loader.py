@@ -96,6 +96,7 @@ def grade_collate(loader: DataLoader[Any], refuse: bool) -> tuple[Grade, str]:
     It works on lists of records, so it has no graph; with `refuse` an unknown one is refused.
     """
     collate: Any = loader.collate_fn
+    collate = getattr(collate, "data_collator", collate)  # of the Trainer's RemoveColumnsCollator
     module = str(getattr(collate, "__module__", None) or type(collate).__module__)
     if module.partition(".")[0] in ("torch", "transformers"):
         return BY_CONSTRUCTION, ""
@@ -370,6 +371,8 @@ class PrivateLoader(DataLoader[Any]):
     A batch may be empty: its step is one of noise alone. With `max_size` a batch comes in pieces of at most that many
     records, and only the step after the last piece moves the model.
     """
+
+    _is_accelerate_prepared = True  # accelerate's prepare leaves it as it is: another loader draws other batches
 
     def __init__(
         self,

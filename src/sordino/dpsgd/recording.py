@@ -102,7 +102,7 @@ class RecordedForward:
     """
 
     def __init__(self, recording: Recording) -> None:
-        self.recording, self.run = recording, torch.compiler.disable(self._run)
+        self.recording, self.run = recording, torch.compiler.disable(self._run)  # type: ignore[no-untyped-call]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(*args, **kwargs)
