@@ -19,7 +19,7 @@ test_x, test_y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
 model: nn.Module = nn.Sequential(
     nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10)
 )
-model, optimizer, loader = so.dpsgd.make_private(
+model, optimizer, loader = so.make_private(
     model,
     torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5),
     DataLoader(records, batch_size=128),

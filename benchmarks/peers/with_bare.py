@@ -12,7 +12,7 @@ import torch
 from federations import MULTIPLIER, RADIUS, RATE, Federation, Grid, Work
 from torch import Tensor, nn
 
-from sordino.kernels import tune_allocator
+from sordino.version import tune_allocator
 
 VERSIONS = {"torch": torch.__version__}
 Mark = Callable[[], None]

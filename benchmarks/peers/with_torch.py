@@ -24,7 +24,7 @@ def last(x: Tensor) -> Tensor:
 def channels_last(work: Workload, tuned: bool = False) -> Loop:
     """The faster layout for images; `tuned` with the allocator's thresholds raised, as sordino does for itself."""
     if tuned:
-        from sordino.kernels import tune_allocator
+        from sordino.version import tune_allocator
 
         tune_allocator()
     model = work.model().to(memory_format=torch.channels_last)

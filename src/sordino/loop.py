@@ -113,7 +113,8 @@ def check_population(plan: Plan, population: int) -> None:
 
 def check_needs(plan: Plan, public: bool, engine: Engine) -> None:
     """Refuse a plan that needs more than the engine and the task's public data offer, before any data is read."""
-    plan.check_fitted()
+    if plan.release.correlated:
+        plan.check_fitted()
     if plan.mask is not None and plan.mask.source.needs_public_data and not public:
         raise DataError("a mask from public records and a task without any", "Task(..., public=records)")
     missing = plan.needs - engine.offers
@@ -152,7 +153,7 @@ def run(
     worker, layout = engine.prepare(plan, task, streams), task.layout
     if state.secret_state:
         worker.load_client_state(state.secret_state)
-    guard = separation_guard(plan.clients, plan.release, plan.rounds, streams, state.t)
+    guard = separation_guard(plan.clients, plan.rounds, streams, state.t) if plan.release.correlated else None
     try:
         for t in range(state.t, plan.rounds):
             began = time.perf_counter()

@@ -76,31 +76,35 @@ class Plan(_Cache):
             raise PlanError("rounds", f"rounds = {brief_repr(self.rounds)}", f"at least 1, and at most {LONGEST:,}")
         self._check_schedules()
         self.local.check_rounds(self.rounds)
-        self.release.check(self.bound)
-        self.release.check_sampler(self.clients)
+        self.release.check(self.bounds[-1], self.clients, self.local.reads)
         if self.local.reads is not None:
             self._check_records(self.local.reads)
-        self.server.check_rounds(self.rounds)
+        if self.server.rounds not in (None, self.rounds):
+            found = f"server {self.server.kind!r} of {self.server.rounds} rounds in a plan of {self.rounds}"
+            raise PlanError("server", found, "as many rounds in both")
         self._check_steps()
-        lines = self.forecast.lines if self.release.is_fitted(self.rounds) else ()
+        bare = self.release.correlated and not self.release.is_fitted(self.rounds)
+        lines = () if bare else self.forecast.lines
         for event, relation in ((event, line.relation) for line in lines for event, _ in line.entries):
             if not has_bound(event, relation):
                 raise no_bound(event, relation)
-        if self.local.projects and not self.clips:
+        if self.local.project and not self.clips:
             found, needed = "project = true without a Clip step", "a clip norm to project on"
             raise PlanError("projection", found, needed, "add Clip(clip_norm) to encode")
 
     def fitted(self) -> Plan:
-        """The same plan, with the coefficients of its noise strategy optimised for its rounds, clients and server.
+        """Return the plan with the coefficients of its noise strategy optimised for its rounds, clients and server.
 
-        Coefficients that are given stay. A plan without such a strategy is returned as it is.
+        Coefficients that are set stay. A plan without correlated noise is returned unchanged.
         """
+        if not self.release.correlated:
+            return self
         release = self.release.fitted(lambda: self.patterns, lambda: self.server.workload(self.rounds))
         return self if release == self.release else replace(self, release=release)
 
     def check_fitted(self) -> None:
-        """Refuse a noise strategy without coefficients for this number of rounds."""
-        if not self.release.is_fitted(self.rounds):
+        """Refuse correlated noise without coefficients for this number of rounds."""
+        if self.release.correlated and not self.release.is_fitted(self.rounds):
             found = f"release {self.release.kind!r} whose strategy is not fitted to {self.rounds} rounds"
             raise PlanError("correlated noise", found, "a fitted strategy", "plan = plan.fitted()")
 
@@ -126,7 +130,7 @@ class Plan(_Cache):
         if learned and self.clips != self.encode[-1:]:
             found = "an adaptive clip norm, and a step after its Clip or another Clip"
             raise PlanError("adaptive clip", found, "one Clip, as the last step", "put it at the end of encode")
-        if learned and self.local.projects:
+        if learned and self.local.project:
             found = "an adaptive clip norm with project = true, under which every update is inside"
             raise PlanError("adaptive clip", found, "updates that are not projected", "set project = false")
         for where, schedule in codec.nested_values(self):
@@ -148,7 +152,6 @@ class Plan(_Cache):
         if most is not None and needed > most:
             found = f"{needed} disjoint batches where the smallest silo has {most}"
             raise PlanError("one pass", found, "batches that are disjoint in all rounds", "fewer rounds, or less batch")
-        self.release.check_records(reads)
         if self.encode:
             found = f"{self.encode[0].kind} after a gradient that is clipped record by record"
             raise PlanError("records", found, "no encode steps", "drop them: the bound is the solver's")
@@ -283,7 +286,8 @@ class Plan(_Cache):
         local: LocalSolver | None = None, release: Release | None = None,
     ) -> Cost:  # fmt: skip
         """Cost with another local solver or release, so that calibration tries noise multipliers on one Plan."""
-        self.check_fitted()
+        if self.release.correlated:
+            self.check_fitted()
         local, release = local or self.local, release or self.release
         participation = participation or Participation.planned(self.clients, self.rounds)
         if self.unit == "record":
@@ -336,7 +340,8 @@ class State:
 
     @classmethod
     def initial(cls, plan: Plan, params: Tensor) -> State:
-        noise = {f"{NOISE}{name}": held for name, held in plan.release.init(plan.length(len(params))).items()}
+        memory = plan.release.init(plan.length(len(params))) if plan.release.remembers else {}
+        noise = {f"{NOISE}{name}": held for name, held in memory.items()}
         return cls(0, plan.server.init(params.to(torch.float32)), secret_state=noise)
 
     @property

@@ -11,7 +11,7 @@ import hashlib
 import random
 import secrets
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -31,11 +31,11 @@ class Streams(Protocol):
     def at(self, t: int, purpose: str, client: int = -1) -> np.random.Generator: ...
 
 
+@dataclass(frozen=True)
 class _Key(ISeedSequence):
     """Seed sequence that is Philox's 128-bit key. `Philox(key=...)` is the same, but reads system entropy first."""
 
-    def __init__(self, key: bytes) -> None:
-        self.words = np.frombuffer(key, dtype="<u8")
+    words: NDArray[np.uint64]
 
     def generate_state(self, n_words: int, dtype: object = None) -> NDArray[np.uint64]:
         return self.words[:n_words]
@@ -53,7 +53,7 @@ class Seeded:
 
     def at(self, t: int, purpose: str, client: int = -1) -> np.random.Generator:
         name = struct.pack("<qqq", self.seed, t, client) + purpose.encode()
-        key = _Key(hashlib.blake2b(name, digest_size=16).digest())
+        key = _Key(np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), dtype="<u8"))
         return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]  # any ISeedSequence will do
 
 
@@ -67,7 +67,12 @@ def is_secure(rng: np.random.Generator) -> bool:
 
 @dataclass(frozen=True)
 class Secure:
-    """Streams keyed by the operating system: no seed exists, so none can leak."""
+    """Streams keyed by the operating system: no seed exists, so none can leak.
+
+    `share` returns the key that all processes of a run use: that of one of them.
+    """
+
+    share: Callable[[int], int] = lambda key: key
 
     @property
     def mode(self) -> Mode:
@@ -77,7 +82,7 @@ class Secure:
         """Return a fresh stream, whatever the arguments."""
         from randomgen import AESCounter
 
-        return SecureGenerator(AESCounter(key=secrets.randbits(128)))
+        return SecureGenerator(AESCounter(key=self.share(secrets.randbits(128))))
 
 
 def streams(mode: Mode, seed: int) -> Streams:

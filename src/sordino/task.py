@@ -26,11 +26,10 @@ from sordino.data.clients import (
 )
 from sordino.data.lineage import InitialWeights, declared_frozen, load_initial
 from sordino.data.metrics import Metric, MetricFunction, Predictions, evaluation_sums, figures, metrics_of
-from sordino.data.program import Program, Trust, check_labels, check_loss, refuse_layers, trial_outputs
+from sordino.data.program import FAILURES, Program, Trust, check_labels, check_loss, refuse_layers, trial_outputs
 from sordino.data.records import Dataset, Natural, Partitioner
 from sordino.data.tables import PendingColumn
-from sordino.errors import ConfigError, DataError
-from sordino.graph.captured import synthetic_batch
+from sordino.errors import ConfigError, DataError, PlanError
 from sordino.layout import Layout
 from sordino.parts.losses import IGNORED, Loss, LossFunction, Tokens, loss_of
 
@@ -171,15 +170,19 @@ class Task:
             if known is not None and len(known):
                 Task(self.model, Clients.of([known]), self.test, self.loss, self.public, own_code=self.own_code)
             return
-        sides = (self.clients.records.x, self.clients.records.y)
-        x, y = (synthetic_batch([side], [True], 2)[0].to(self.device) for side in sides)  # synthetic
-        y = y if y.is_floating_point() else torch.zeros_like(y)
-        refusal = self.program.refusal()
+        records, refusal = self.clients.records, None
+        x = torch.ones((2, *records.x.shape[1:]), dtype=records.x.dtype, device=self.device)  # synthetic records
+        y = torch.zeros((2, *records.y.shape[1:]), dtype=records.y.dtype, device=self.device)
+        try:  # before any call of the model, which may change its state
+            self.program.check("client")
+        except PlanError as error:
+            refusal = error
+        except FAILURES:  # of torch's own layers, on records that do not fit them
+            pass
         try:
-            records, outputs = self.clients.records, trial_outputs(self.model, x)
-            tokens = self.losses.targets == "token"
+            outputs, tokens = trial_outputs(self.model, x), self.losses.targets == "token"
             scores = outputs.shape[-1 if tokens else 1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 0
-            classes = self.losses.classes(scores)
+            classes = {"class": scores, "token": scores, "side": 2, "number": 0}[self.losses.targets]
             parts = ((records, "the clients' data"), (self.test, "the test data"), (self.public, "the public data"))
             for part, name in parts:
                 if classes and part is not None and not part.lazy:
@@ -197,11 +200,15 @@ class Task:
     @property
     def program(self) -> Program:
         """Model and loss as they run on records: captured graphs, except library layers and trusted code."""
-        kind = (self.model, self.losses, self.clients.records.x, self.clients.records.y, self.own_code)
-        if self._program is None or not self._program.fits(*kind):
-            object.__setattr__(self, "_program", Program(*kind))
-        assert self._program is not None
-        return self._program
+        x, y, losses, found = self.clients.records.x, self.clients.records.y, self.losses, self._program
+        if found is not None:
+            old, new = ([(one.shape[1:], one.dtype) for one in pair] for pair in ((found.x, found.y), (x, y)))
+            same = found.model is self.model and found.loss == losses and found.word == self.own_code
+            if old == new and same and found.x.device == self.device:
+                return found
+        made = Program(self.model, losses, x, y, self.own_code)
+        object.__setattr__(self, "_program", made)
+        return made
 
     @property
     def knows_shapes(self) -> bool:

@@ -243,7 +243,7 @@ class Quiet(Release, kind="quiet release of a test"):
     def noise_std(self, *_: Any) -> float:
         return 1.0
 
-    def check(self, bound: Any) -> None: ...
+    def check(self, bound: Any, clients: Any, records: Any) -> None: ...
 
 
 def test_a_foreign_release_that_states_no_noise_is_not_examined_and_is_beaten_by_the_attack() -> None:

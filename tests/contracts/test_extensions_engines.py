@@ -407,5 +407,5 @@ def test_an_engine_that_drops_a_client_and_says_so_is_reported() -> None:
 
 
 def test_add_refuses_a_name_that_is_taken() -> None:
-    with pytest.raises(ConfigError, match="a second engine 'inprocess'"):
+    with pytest.raises(ConfigError, match="a second engine with the name 'inprocess'"):
         so.engines.add("inprocess", so.engines.InProcess)

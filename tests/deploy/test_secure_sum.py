@@ -182,7 +182,7 @@ def refusal(member: SecAggClient, message: SecAggMessage) -> str:
 def test_a_sum_is_opened_once_and_never_below_the_threshold() -> None:
     wire, asked = stages(task())
     silo, message = wire.members[0], asked["unmask"][0]
-    assert "and once" in refusal(silo, message)
+    assert "one request per session" in refusal(silo, message)
     session = silo.sessions[message.session]
     session.opened = False
     assert "at least 3" in refusal(silo, replace(message, fields={"sent": [0, 1]}))
@@ -256,7 +256,7 @@ def known_messages() -> tuple[Wire, list[SecAggMessage]]:
 
 def test_a_plan_that_a_secure_sum_cannot_hold_is_refused() -> None:
     whole = task()
-    with pytest.raises(EngineError, match="at_least 2 or more"):
+    with pytest.raises(EngineError, match="at_least of 2 or more"):
         worker(Wire.of(whole), whole, release=NoiseShares(2.0, 1))
 
 

@@ -194,7 +194,7 @@ def test_changes_with_a_new_checksum_raise_one_sentence_or_lower_nothing() -> No
 
 @pytest.mark.parametrize("state", [None, [], "sordino", {}, {"sordino": None}, {"sordino": 3}])
 def test_what_is_no_state_is_refused(state: Any) -> None:
-    with pytest.raises(ConfigError, match="steps that were charged"):
+    with pytest.raises(ConfigError, match="record of charged steps"):
         private()[1].load_state_dict(state)
 
 

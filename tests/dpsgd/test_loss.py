@@ -150,7 +150,7 @@ class Counting:
 
 
 def test_a_loss_that_remembers_records_is_refused_and_one_that_its_owner_sets_needs_the_word() -> None:
-    with pytest.raises(PlanError, match="remembers nothing"):
+    with pytest.raises(PlanError, match="stores no records"):
         steps(language(loss=Counting(True)))
     for word in (None, "trusted"):
         own = Counting(False)
@@ -158,7 +158,7 @@ def test_a_loss_that_remembers_records_is_refused_and_one_that_its_owner_sets_ne
         steps(parts)
         own.weight *= 0.5
         if word is None:
-            with pytest.raises(PlanError, match="answers synthetic records otherwise"):
+            with pytest.raises(PlanError, match="other outputs for synthetic records"):
                 steps(parts)
         else:
             steps(parts)

@@ -188,5 +188,5 @@ def test_a_rank_leaves_its_group_before_the_interpreter_goes() -> None:
 def test_a_port_that_is_taken_ends_every_rank_with_a_sentence(rank: int, words: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         sentence = alone(MEETS, rank, 2, taken.getsockname()[1])
-    assert f"rank {rank} did not meet the others" in sentence
+    assert f"rank {rank} could not connect to the other ranks" in sentence
     assert words in sentence

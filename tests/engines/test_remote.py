@@ -365,7 +365,7 @@ def test_a_message_is_charged_before_its_noise_and_stored_before_it_is_sent(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"client": 2}, "this silo's own"),
+        ({"client": 2}, "this silo's client number"),
         ({"plan": replace(LOCAL, clients=RoundRobin(7, 3))}, "a plan for 7 clients"),
     ],
     ids=["another's", "another population"],
@@ -425,7 +425,7 @@ def test_clients_that_remember_are_refused_by_the_server_and_by_the_silo() -> No
     till = InMemoryReplyStore()
     job = Job(RUN, memory, 1, "simulation", 5)
     reply = Reply.from_bytes(Silo(task.as_silo(1), till).reply(job.to_bytes()), job, task.layout.size)
-    assert "a silo that keeps nothing between rounds" in reply.refused
+    assert "a silo, which stores no client state between rounds" in reply.refused
     assert till.paid == {}
 
 

@@ -72,7 +72,7 @@ def test_mixing_that_begins_later_ends_the_run_before_its_certificate() -> None:
     torch.manual_seed(1)
     later = task(Later(after=30), own_code="trusted")
     rounds = run(plan(40), later, engine=InProcess(path="sequential"), streams=Seeded(3))
-    with pytest.raises(PlanError, match=r"other records|remembers nothing"):
+    with pytest.raises(PlanError, match=r"other records|stores no records"):
         list(rounds)
 
 

@@ -107,7 +107,7 @@ class Shared(nn.Module):
 def test_nothing_passes_by_a_loss_a_script_or_a_class(model: Callable[[], nn.Module], loss: Any) -> None:
     """Where a module's own tensors and attributes are as they were, trusted code is asked about a made-up record."""
     data = Task.of(seeded(model()), clients((5, 3, 4, 2, 7, 4)), loss=loss, own_code="trusted")
-    with pytest.raises(PlanError, match=r"\[state\].*remembers nothing"):
+    with pytest.raises(PlanError, match=r"\[state\].*stores no records"):
         final(plan(local=LocalSgd(lr=0.3, epochs=1)), data, InProcess(path="sequential"))
 
 

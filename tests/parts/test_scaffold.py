@@ -194,6 +194,7 @@ class Remembering(CentralNoise, kind="remembering_in_a_test"):
     """Noise of round t takes half of round t - 1's back: what correlated noise needs of a release."""
 
     seen: ClassVar[list[Tensor]] = []
+    remembers: ClassVar[bool] = True
 
     def init(self, length: int) -> dict[str, Tensor]:
         return {"last": torch.zeros(length, dtype=torch.float64)}

@@ -181,7 +181,7 @@ def _together_with(plan: Plan) -> object:
     local = plan.local
     if not isinstance(local, LocalSgd):
         return _work(plan, ("lr", "noise_multiplier"))
-    looks = local.projects or not isinstance(local.gradient, Plain)  # it may look at the clip norm of the clip
+    looks = local.project or not isinstance(local.gradient, Plain)  # it may look at the clip norm of the clip
     return local, plan.encode if looks else ()
 
 

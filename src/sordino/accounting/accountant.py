@@ -80,7 +80,7 @@ def bound(
     without = [math.fsum(count * loss for loss, (_, count) in zip(pure, entries, strict=True))]
     if len(known) == len(entries) and math.fsum(count * lost for _, lost, count in known) <= delta:
         without.append(math.fsum(count * own for own, _, count in known))
-    repeated = _repeated_pair(entries)
+    repeated = _repeated_pair(entries) if known else None
     if repeated is not None:
         without.append(pld.repeated_pair(*repeated, delta))
     without.append(pld.gaussian_epsilon(mu, delta))

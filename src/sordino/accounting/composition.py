@@ -140,7 +140,7 @@ def client_cost(clients: Sampler, release: Release, participation: Participation
 
     To one who sees the cohort a client can be zeroed out or, where its presence was never in doubt, replaced; round by
     round, or all rounds that share their noise as one event. Where sampling amplifies rounds that share their noise,
-    the sampler separates the columns of C (`Release.check_sampler`): one column for each round of a client.
+    the sampler separates the columns of C (`Release.check`): one column for each round of a client.
     """
     if release.correlated and not clients.amplifies:  # columns of C may overlap: no cost of single rounds
         participation = participation.if_always_sampled
@@ -154,7 +154,8 @@ def client_cost(clients: Sampler, release: Release, participation: Participation
         seen = Line("cohort", relation, _with_repeats(release, participation.patterns(clients), participation))
     models, hidden = replace(seen, adversary="models"), clients.amplifies and release.hides_cohort(clients)
     if clients.random and hidden and not participation.end_reveals_cohorts:
-        rounds = clients.amplified_rounds(participation.distinct, participation.repeated) + participation.unnamed
+        rounds = clients.amplified_rounds(participation.distinct, participation.repeated)
+        rounds += participation.unnamed if participation.repeats else 0
         models = Line("models", clients.relation, ((clients.amplify(release.event()), rounds),))
     return Cost("client", (models, seen, messages))
 

@@ -295,8 +295,12 @@ class Composition:
         return best, cost(best, self._cumulant(best))
 
     def _cumulants(self, thetas: Array, rough: bool = False) -> Array:
-        """log M(theta) of the finite losses together."""
-        return np.asarray(sum(c * law.cumulants(thetas, rough) for law, c in zip(self.laws, self.counts, strict=True)))
+        """log M(theta) of the finite losses together; `rough`: from summaries in blocks."""
+        total = np.zeros(len(thetas))
+        for law, count in zip(self.laws, self.counts, strict=True):
+            logs, values = law.rough if rough else (law.logs, law.values)
+            total += count * np.asarray([_log_sum(logs + theta * values) for theta in thetas])
+        return total
 
     def _cumulant(self, theta: float) -> float:
         """log M(theta), raised by a bound on the relative error that tilting leaves in a product of all."""
@@ -355,16 +359,15 @@ class _Law:
         self.depth = float(-np.min(self.logs[np.isfinite(self.logs)]))
         self.reach = float(np.max(np.abs(self.values)))
         self.variance = self.moments(0.0)[1]
-        blocks = _blocks(masses)
+        # blocks of the summary: equally wide, and only a block of one point has much of the mass
+        places = np.arange(0, len(masses), max(1, len(masses) // _BLOCKS))
+        shares = np.floor(np.cumsum(masses) * (_BLOCKS / 8 / float(np.sum(masses))))
+        heavy = np.flatnonzero(shares[1:] > shares[:-1]) + 1
+        blocks = np.unique(np.concatenate([places, heavy, np.minimum(heavy + 1, len(masses) - 1)]))
         chances = np.add.reduceat(masses, blocks)
         with np.errstate(divide="ignore", invalid="ignore"):
             means = np.add.reduceat(masses * self.values, blocks) / chances
             self.rough = np.log(chances), np.where(chances > 0, means, self.values[blocks])
-
-    def cumulants(self, thetas: Array, rough: bool) -> Array:
-        """log of the sum of masses exp(theta l)."""
-        logs, values = self.rough if rough else (self.logs, self.values)
-        return np.asarray([_log_sum(logs + theta * values) for theta in thetas])
 
     def tilted(self, theta: float) -> Array:
         """masses exp(theta l) / M(theta)."""
@@ -376,14 +379,6 @@ class _Law:
         weights = self.tilted(theta)
         mean = float(weights @ self.values)
         return mean, float(weights @ (self.values - mean) ** 2)
-
-
-def _blocks(masses: Array) -> NDArray[np.int64]:
-    """First indices of the blocks of a summary: equally wide, and only a block of one point has much of the mass."""
-    places = np.arange(0, len(masses), max(1, len(masses) // _BLOCKS))
-    shares = np.floor(np.cumsum(masses) * (_BLOCKS / 8 / float(np.sum(masses))))
-    heavy = np.flatnonzero(shares[1:] > shares[:-1]) + 1
-    return np.unique(np.concatenate([places, heavy, np.minimum(heavy + 1, len(masses) - 1)]))
 
 
 def _log_sum(logs: Array) -> float:

@@ -311,7 +311,7 @@ class Sequence:
     def patterns(self, streams: Streams) -> Array:
         """Draw who is in which round, or which records of silo 0 are read, as a run does: [rounds, units]."""
         clients, reads = self.plan.clients, self.plan.local.reads
-        guard = separation_guard(clients, self.plan.release, self.plan.rounds, streams, 0)
+        guard = separation_guard(clients, self.plan.rounds, streams, 0) if self.plan.release.correlated else None
         found = np.zeros((self.rounds, clients.population if reads is None else reads.size(0)))
         for t in range(self.rounds):
             drawn = clients.draw(t, streams.at(t, "cohort"))

@@ -62,7 +62,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "statement": statement(plan, facts, counts, cost),
         "counts": _counts(plan, facts, counts),
         "silos": list(facts.names),
-        "declared_public": [one.as_dict() for one in facts.public],
+        "declared_public": codec.dump(facts.public),
         "assumptions": assumptions_of_run(plan, facts, cost, counts, others),
         "foreign_parts": [codec.dump(part) for part in others],
         "not_covered": [*not_covered(facts.ledger, facts.selection), *behind.in_words()],

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,10 +55,7 @@ class Declared:
     rows: int
     what: str
     by: str
-    sha256: str = ""  # of the file, where it is one
-
-    def as_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "sha256" or value}
+    sha256: str | None = None  # of weights: their file's, or that of names and values
 
 
 @dataclass(frozen=True)
@@ -77,11 +74,6 @@ class OwnCode:
 
     grade: Grade
     why: str
-
-    @property
-    def header(self) -> dict[str, str | int]:
-        """Fields of a line of engine.jsonl."""
-        return {"own_code": self.grade, "own_code_why": self.why}
 
     @classmethod
     def of_headers(cls, lines: Iterable[Mapping[str, Any]]) -> OwnCode | None:

@@ -93,17 +93,17 @@ def read(declared: Any, data: Any, where: str = "") -> Any:
         parts = [option for option in classes if issubclass(option, Part) or dataclasses.is_dataclass(option)]
         table = isinstance(data, Mapping) or dataclasses.is_dataclass(data)
         return read(((parts if table else branches) or branches)[0], data, where)
-    found = f"{where} = {brief_repr(data)}"
     if origin is Literal:
+        if data in options and not isinstance(data, bool):
+            return options[options.index(data)]
         words = [str(option) for option in options]
-        if data not in options or isinstance(data, bool):
-            raise ConfigError(found, "one of " + ", ".join(words), nearest(brief_repr(data), words))
-        return options[options.index(data)]
+        fix = nearest(brief_repr(data), words)
+        raise ConfigError(f"{where} = {brief_repr(data)}", "one of " + ", ".join(words), fix)
     if origin is tuple:  # tuple[int, ...] is a list of any length, tuple[int, int] one of two
         if not isinstance(data, list | tuple):
-            raise ConfigError(found, "a list", "put it in [ ]")
+            raise ConfigError(f"{where} = {brief_repr(data)}", "a list", "put it in [ ]")
         if options[-1] is not Ellipsis and len(data) != len(options):
-            raise ConfigError(found, f"a list of {len(options)}")
+            raise ConfigError(f"{where} = {brief_repr(data)}", f"a list of {len(options)}")
         return tuple(read(options[0], entry, f"{where}[{i}]") for i, entry in enumerate(data))
     if isinstance(declared, type) and issubclass(declared, Part) and not declared.kind and isinstance(data, str):
         data = _only_kind(declared, data, where)
@@ -114,9 +114,9 @@ def read(declared: Any, data: Any, where: str = "") -> Any:
         return dict(data) if dict in (origin, declared) else _read_part(declared, data, where)
     kinds, needed = _SCALARS[declared]
     if not isinstance(data, kinds) or (isinstance(data, bool) and declared is not bool):
-        raise ConfigError(found, needed)
+        raise ConfigError(f"{where} = {brief_repr(data)}", needed)
     if isinstance(data, int) and not -(2**63) <= data < 2**63:
-        raise ConfigError(found, "a whole number of at most 64 bits")
+        raise ConfigError(f"{where} = {brief_repr(data)}", "a whole number of at most 64 bits")
     return float(data) if declared is float and isinstance(data, int) else data
 
 

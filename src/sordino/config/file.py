@@ -102,7 +102,8 @@ class Config:
         """Delta of every silo, where each has its own: from the file, or by the silo's size."""
         if self.privacy.silos:
             return tuple(budget.delta for budget in self.budgets)
-        return self.privacy.deltas or (silo_deltas(self.plan) if self.privacy.delta is None else ())
+        by_size = self.plan.local.reads is not None and self.privacy.delta is None
+        return self.privacy.deltas or (silo_deltas(self.plan) if by_size else ())
 
     @property
     def budgets(self) -> tuple[Budget, ...]:

@@ -37,7 +37,7 @@ Unit = Literal["client", "record"]
 _GLOBAL_HOOKS = tuple(
     f"_global_{name}_hooks" for name in ("forward", "forward_pre", "backward", "backward_pre")
 )  # of torch.nn.modules.module
-_FAILS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError)
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError)
 PLAIN = "layers of torch.nn and a loss of Sordino: no code of the user's own"
 OURS = ("torch.nn.modules.", "sordino.models.nets")  # modules whose forward is no code of the user's
 SIZES = (1, 11)  # batch sizes for which a captured graph is compared with the module
@@ -109,13 +109,6 @@ class Program:
         self.x, self.y = (side.new_empty(0, *side.shape[1:], device=device) for side in (x, y))
         self.known: dict[Any, Any] = {}
 
-    def fits(self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, word: Trust | None) -> bool:
-        """Return whether this program was made for the same model, device, loss, shapes and trust."""
-        shapes = (self.x.shape[1:], self.y.shape[1:], self.x.dtype, self.y.dtype)
-        same = shapes == (x.shape[1:], y.shape[1:], x.dtype, y.dtype) and self.model is model
-        device = next((parameter.device for parameter in model.parameters()), self.x.device)
-        return same and self.x.device == device and self.loss == loss and self.word == word
-
     def __repr__(self) -> str:
         return f"Program({type(self.model).__name__}, {type(self.loss).__name__})"
 
@@ -161,16 +154,6 @@ class Program:
         if self.trusted or self.plain_loss:
             return self.loss
         return self._once("losses", self._graph_loss)  # type: ignore[no-any-return]
-
-    def refusal(self) -> PlanError | None:
-        """Return why model or loss cannot run, or None; called before anything else, for a call may change state."""
-        try:
-            self.check("client")
-        except PlanError as error:
-            return error
-        except _FAILS:  # of torch's own layers, on records that do not fit them
-            pass
-        return None
 
     def graph(self, training: bool = True) -> Traced:
         """Return the model's graph in training or eval mode."""
@@ -252,7 +235,7 @@ class Program:
                 alone = torch.func.vmap(one, randomness="different")(x, y)
                 traced = [self.graph()] + ([] if self.plain_loss else [self.losses.values])  # type: ignore[attr-defined]
                 return alone.shape == (len(y),) and all(part.alone for part in traced)
-        except (*_FAILS, UntraceableError):
+        except (*FAILURES, UntraceableError):
             return False
 
     def sample(self, count: int) -> tuple[Tensor, Tensor]:
@@ -351,7 +334,7 @@ def trial_outputs(model: nn.Module, x: Tensor) -> Any:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             return trial(x)
-        except _FAILS as error:
+        except FAILURES as error:
             found = f"a model that fails on records of shape {list(x.shape[1:])} ({_first_line(error)})"
             needed = "a model and a loss that fit the data"
             raise DataError(found, needed, "fit the first layer to the records") from None
@@ -363,8 +346,8 @@ def check_loss(loss: Loss, outputs: Any, y: Tensor, name: str = "a loss") -> Non
     Clipping would bound another gradient than the one that is sent; the envelope of a huge beta is the slope too.
     """
     try:
-        values = loss(outputs, y)
-    except _FAILS as error:
+        values = loss.value(outputs, y)
+    except FAILURES as error:
         shapes = f"outputs {list(getattr(outputs, 'shape', []))} and targets {list(y.shape)}"
         raise DataError(f"{name} that fails on {shapes} ({_first_line(error)})", "one value per record") from None
     if not isinstance(values, Tensor) or values.shape != (len(y),):

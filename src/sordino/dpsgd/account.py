@@ -1,14 +1,14 @@
-"""Accounts of a private loop (steps are counted before their noise is drawn, in the loop and its ledger), certificate.
+"""Counts of a private loop's charged steps, in the loop and in its ledger, and the certificate that follows from them.
 
     admission   all planned steps at once, before the first noise is drawn, as a run of `sordino run` is admitted
-    a block     about `BLOCKS` of them in a run, cut where an epoch ends: charged before its first step; planned ones
-                were charged at admission, any other (beyond the plan, or a block again) is charged separately
+    a block     a range of steps, about `BLOCKS` in a run, cut where an epoch ends: charged before its first step;
+                planned blocks were charged at admission, others (beyond the plan, or repeated) are charged again
 
-The count only grows. The ledger knows which blocks were begun: a checkpoint that is older than that (copied, rolled
-back, saved before a kill) continues from the ledger's count, and the steps that are taken anew are charged.
+The count never falls. The ledger stores which blocks were begun: a checkpoint older than the ledger (copied, rolled
+back, saved before a kill) continues from the ledger's count, and steps that are taken again are charged again.
 
-A certificate on disk holds certificate, plan and facts in one file. `certify` proves that the numbers are those of the
-plan and the counts in this very file. It cannot prove that the loop took no other step, for a loop has no chain of
+A certificate file holds certificate, plan and facts. `certify` proves that the numbers follow from the
+plan and the counts in the file. It cannot prove that the loop took no other step, for a loop has no chain of
 charges as the folder of a run does; a signature says who vouches for it. Called by `optimizer`, `runs` and `cli`.
 """
 
@@ -31,6 +31,7 @@ from sordino.certificate.build import certificate
 from sordino.certificate.certificate_file import compare_text, parse, text_of
 from sordino.certificate.facts import EarlierRun, Facts, Loop, run_cost
 from sordino.data.lineage import IN_PROCESS, Runs, register_loop
+from sordino.dpsgd.processes import ALONE, Ranks
 from sordino.dpsgd.settings import LoopRecord, Settings, read_record, write_record
 from sordino.errors import BudgetError, CertificateError, ConfigError, UserError, brief_repr
 from sordino.ledger.ledger import Ledger, Request
@@ -44,17 +45,23 @@ ELSEWHERE = "0" * 32  # process name of the steps that the ledger knows and no c
 class Account:
     """Count of the steps charged so far, by the process that charged them.
 
-    Loading a checkpoint takes the larger count for every process, so neither going back to an older checkpoint nor
-    joining two that grew apart makes a release disappear. A copy of an account (deepcopy, pickle, fork) counts what
-    it charges under a new name: two copies that are joined are charged for the steps of both. Whatever this
-    process has charged for a run is counted in every account of that run, whatever a checkpoint says.
+    Loading a checkpoint takes the larger count for every process, so neither an older checkpoint nor
+    the join of two diverged ones loses a release. A copy of an account (deepcopy, pickle, fork) counts what
+    it charges under a new name, so joined copies are charged for the steps of both. What this
+    process has charged for a run counts in every account of that run, whatever a checkpoint contains.
     """
 
-    def __init__(self, settings: Settings, ledger: LedgerAccount | None = None, earlier: Runs = ()) -> None:
-        self.settings, self.run, self.ledger = settings, uuid.uuid4().hex, ledger
+    def __init__(
+        self, settings: Settings, ledger: LedgerAccount | None = None, earlier: Runs = (), ranks: Ranks = ALONE
+    ) -> None:
+        self.settings, self.run, self.ledger, self.ranks = settings, uuid.uuid4().hex, ledger, ranks
         self.earlier = earlier  # runs that the first weights come from
         self.taken: dict[str, int] = {}
+        self.own = ""
         self._rename()
+        if ranks.size > 1:  # all ranks take the same steps, which are counted once: under the names of rank 0
+            self.run, self.own = ranks.gather([self.run, self.own])[0]
+            self.taken = {self.own: 0}
 
     def _rename(self) -> None:
         self.own, self.process = uuid.uuid4().hex, os.getpid()
@@ -80,9 +87,9 @@ class Account:
         number = self.steps
         if number >= self.settings.steps and number >= self.max_steps:
             target = f"epsilon {upto(self.settings.epsilon, 6)} at delta {upto(self.settings.delta)}"
-            limit = f"would overspend {target}, worth {self.max_steps} steps"
+            limit = f"would exceed {target}, which allows {self.max_steps} steps"
             if self.settings.plan.release.correlated:
-                limit = f"of a loop whose noise was made for {self.settings.steps}: later ones have none to share"
+                limit = f"of a loop whose correlated noise was planned for {self.settings.steps} steps"
             raise BudgetError(f"step {number + 1} {limit}; the step was not taken")
         if self.process != os.getpid():
             self._rename()
@@ -93,15 +100,15 @@ class Account:
         return number
 
     def state(self, **others: Any) -> dict[str, Any]:
-        """Return the record for a checkpoint; `others` are bound by the same checksum."""
+        """Return the count as a record for a checkpoint; the record's checksum also covers the entries `others`."""
         charged_to = {} if self.ledger is None else {"dataset": self.ledger.dataset}
         before = {"earlier": codec.dump(self.earlier)} if self.earlier else {}
         return write_record(self.settings, self.run, self.taken, **charged_to, **before, **others)
 
     def join(self, record: LoopRecord) -> dict[str, int]:
-        """Return, for each process, the largest count of this account, of a checkpoint, and of this process.
+        """Return for each process the largest of three counts: this account's, the checkpoint's, and this process's.
 
-        Steps that only the ledger knows are counted under `ELSEWHERE`.
+        Steps that only the ledger contains are counted under the process name `ELSEWHERE`.
         """
         if self.ledger is not None:  # a loop that is charged to a ledger goes on being charged to it
             self.ledger.check(record)
@@ -121,7 +128,7 @@ class Account:
         self.accept(read_record(state, self.settings))
 
     def accept(self, record: LoopRecord) -> None:
-        """Continue the count of a checkpoint, under its run id if nothing was charged here."""
+        """Continue the count of a checkpoint; take over its run id if this loop has charged no step."""
         taken = self.join(record)
         self.run = self.run if self.steps else record.run
         self.taken = taken
@@ -130,7 +137,7 @@ class Account:
         register_loop(self.run, self.cost)
 
     def cost(self) -> EarlierRun | None:
-        """Return the cost of this loop for a run that begins with its weights; None before its first step."""
+        """Return this loop's privacy cost, for a later run that starts from its weights; None before the first step."""
         if not self.steps:
             return None
         plan, delta = self.settings.plan, self.settings.delta
@@ -151,72 +158,79 @@ BLOCKS = 200  # charges of a loop to its ledger, about: each is a line that all 
 
 @dataclass
 class LedgerAccount:
-    """One loop's account in a ledger: `dataset` is the name that its operator gave the data."""
+    """One loop's charges in a ledger file; `dataset` is the name of the data set in the ledger."""
 
     path: Path
     dataset: str
     settings: Settings
+    ranks: Ranks = ALONE
     unused: range = field(default=range(0))  # steps of the block that this process has charged and not yet taken
 
     @classmethod
-    def of(cls, ledger: Ledger | str | Path | None, dataset: str | None, settings: Settings) -> LedgerAccount | None:
+    def of(
+        cls, ledger: Ledger | str | Path | None, dataset: str | None, settings: Settings, ranks: Ranks = ALONE
+    ) -> LedgerAccount | None:
         """Return the account, or None without a ledger; refuse a loop above the data set's budget. Charges nothing."""
         named = ledger_path(ledger, dataset)
         if named is None:
             return None
-        found = cls(*named, settings)
+        found = cls(*named, settings, ranks)
         with Ledger.open(found.path) as opened:
             opened.consider(found.dataset, found.planned())
         return found
 
     def planned(self) -> Request:
-        """Return the request for all planned steps."""
+        """Return the ledger request for all planned steps."""
         plan = self.settings.plan
         line = plan.forecast.line("models")
         return Request(plan.unit, line.relation, _items(line.entries), plan.hash)
 
     def charge(self, run: str, step: int) -> None:
-        """Charge the block of a step, unless this process has; the ledger may refuse it (`BudgetError`)."""
+        """Charge the block of a step once for all ranks, unless charged already; raise `BudgetError` if refused."""
         if step not in self.unused:
             block = self._block(step)
-            with Ledger.open(self.path) as ledger:
-                ledger.admit(run, self.dataset, self.planned(), whole=True, jobs=self._planned_blocks)
-                self._refuse_again(ledger, run, block)
-                for one in (*self._not_charged(ledger, run, block.start), block):
-                    ledger.charge(run, _job(run, one), self._cost(len(one)))
+            self.ranks.once(lambda: self._charge(run, block))
             self.unused = range(step, block.stop)
         self.unused = range(step + 1, self.unused.stop)
 
+    def _charge(self, run: str, block: range) -> None:
+        with Ledger.open(self.path) as ledger:
+            ledger.admit(run, self.dataset, self.planned(), whole=True, jobs=self._planned_blocks)
+            self._refuse_again(ledger, run, block)
+            for one in (*self._not_charged(ledger, run, block.start), block):
+                ledger.charge(run, _job(run, one), self._cost(len(one)))
+
     def known_steps(self, *runs: str) -> int:
-        """Return the steps of these runs in blocks that were begun, without those that this process may still take."""
+        """Return the steps in all begun blocks of these runs, without steps that this process may still take."""
         with Ledger.open(self.path) as ledger:
             charged = [entry for run in runs for entry in _charges(ledger, run).items()]
         return sum(_length(job) * times for job, times in charged) - len(self.unused)
 
     def standing(self, run: str) -> Standing | None:
-        """Return all charges of the data set; None before this loop was charged."""
+        """Return what the ledger has charged to the data set in total; None before this loop's first charge."""
         with Ledger.open(self.path) as ledger:
             return ledger.standing(run) if _charges(ledger, run) else None
 
     def check(self, record: LoopRecord) -> None:
-        """Refuse a checkpoint that is charged to another data set, or of more steps than this ledger knows."""
+        """Refuse a checkpoint that was charged to another data set, or has more steps than this ledger contains."""
         if record.dataset and record.dataset != self.dataset:
             raise _other_ledger(record.dataset, f"dataset={self.dataset!r}")
         steps = sum(record.taken.values())
         known = self.known_steps(record.run) + len(self.unused) if record.dataset else steps
         if known < steps:
-            found = f"the ledger {self.path}, which knows {known} steps of a run whose checkpoint has {steps}"
-            raise ConfigError(found, "the ledger that they were charged to", "an older copy forgets what was spent")
+            found = f"the ledger {self.path} with {known} steps of a run whose checkpoint has {steps}"
+            needed = "the ledger that holds all charges of the run"
+            raise ConfigError(found, needed, "restore the newest copy of the ledger")
 
     @property
     def _span(self) -> int:
-        """Steps of one epoch, or of several where there are very many: blocks are cut where a span ends."""
+        """Number of steps of one epoch, or of several in very long runs; no block crosses a multiple of it."""
         epochs = self.settings.steps // self.settings.per_epoch
         return self.settings.per_epoch * -(-epochs // BLOCKS)
 
     @property
     def _width(self) -> int:
-        """Steps of a block: a span, or an equal part of one."""
+        """Number of steps of a block: a span, or an equal part of a span."""
         return -(-self._span // max(1, BLOCKS * self._span // self.settings.steps))
 
     @property
@@ -225,7 +239,7 @@ class LedgerAccount:
         return spans * -(-self._span // self._width) + -(-rest // self._width)
 
     def _block(self, step: int) -> range:
-        """Return the block of a step; all of its steps are planned, or none is."""
+        """Return the block that contains a step; either all or none of its steps are planned."""
         planned = self.settings.steps
         origin, end = (0, planned) if step < planned else (planned, sys.maxsize)
         first = step - (step - origin) % self._span
@@ -233,7 +247,7 @@ class LedgerAccount:
         return range(start, min(start + self._width, first + self._span, end))
 
     def _not_charged(self, ledger: Ledger, run: str, steps: int) -> list[range]:
-        """Return the blocks of the steps so far that are not in the ledger: the loop began without it."""
+        """Return blocks of steps taken before the loop had this ledger, which are not charged in it."""
         charged, found, start = _charges(ledger, run), list[range](), 0
         known = sum(_length(job) * times for job, times in charged.items())
         while known < steps and start < steps:
@@ -245,36 +259,36 @@ class LedgerAccount:
         return found
 
     def _cost(self, steps: int) -> tuple[Item, ...]:
-        """Return the cost of steps beyond admission; under correlated noise there are none (`_refuse_again`)."""
+        """Return the cost of steps beyond the planned ones; correlated noise allows no such step (`_refuse_again`)."""
         if self.settings.plan.release.correlated:
             return ()
         return _items(self.settings.plan.cost(Participation(steps, steps)).line("models").entries)
 
     def _refuse_again(self, ledger: Ledger, run: str, block: range) -> None:
-        """Refuse to begin a block of correlated noise again: its noise is drawn once."""
+        """Refuse to repeat a block of correlated noise, whose noise may be drawn only once."""
         if self.settings.plan.release.correlated and _job(run, block) in _charges(ledger, run):
             raise BudgetError(
                 f"steps {block.start + 1} to {block.stop} of correlated noise were charged to {self.path} before: "
-                "to draw their noise again is in no certificate; start a new run"
+                "their noise may not be drawn again; start a new run"
             )
 
 
 def _other_ledger(dataset: str, found: str) -> ConfigError:
     return ConfigError(
-        f"a checkpoint of a loop that is charged to the data set {brief_repr(dataset)} of a ledger, and {found}",
-        "make_private with the ledger and the dataset that it began with",
+        f"a checkpoint of a loop charged to the ledger's data set {brief_repr(dataset)}, and {found}",
+        "the same ledger= and dataset= in make_private as at the start of the run",
     )
 
 
 def ledger_path(ledger: Ledger | str | Path | None, dataset: str | None) -> tuple[Path, str] | None:
-    """Return the ledger's file and the name of the data in it; refuse one argument without the other."""
+    """Return the ledger's path and the data set's name; refuse one argument without the other."""
     if ledger is None and dataset is None:
         return None
     if ledger is None or dataset is None:
         found, lacks = ("ledger", "dataset") if dataset is None else ("dataset", "ledger")
         raise ConfigError(f"{found}= without {lacks}=", "both or neither", f"add {lacks}=...")
     if not isinstance(dataset, str) or not isinstance(ledger, str | Path | Ledger):
-        needed = "a file, and the data set's name in it"
+        needed = "the path of a ledger file, and the data set's name in it"
         raise ConfigError(f"ledger={brief_repr(ledger)}, dataset={brief_repr(dataset)}", needed)
     return ledger.path if isinstance(ledger, Ledger) else Path(ledger).expanduser(), dataset
 
@@ -293,7 +307,7 @@ def _length(job: str) -> int:
 
 
 def _charges(ledger: Ledger, run: str) -> dict[str, int]:
-    """Return how often each block of a run was charged; nothing for a run that was not admitted."""
+    """Return how often each block of a run was charged; an empty count for a run that was not admitted."""
     try:
         return ledger.charges(run)
     except ConfigError:
@@ -305,14 +319,14 @@ FACTS = ("delta", "noise", "charged", "loop", "public", "environment", "ledger",
 
 
 def save_certificate(path: Path, plan: Plan, facts: Facts) -> dict[str, Any]:
-    """Write the certificate file whole or not at all, and return the certificate."""
+    """Write the certificate file atomically, and return the certificate."""
     content = _content(plan, facts)
     partial = path.with_name(f"{path.name}.partial")
     try:
         partial.write_text(text_of(content), "utf-8")
         os.replace(partial, path)
     except OSError as error:
-        raise ConfigError(f"{path}, which cannot be written ({error.strerror})", "a file to write to") from None
+        raise ConfigError(f"{path}, which cannot be written ({error.strerror})", "a path that can be written") from None
     found: dict[str, Any] = content["certificate"]
     return found
 
@@ -336,7 +350,7 @@ class SavedCertificate:
 
 
 def certify(path: Path) -> SavedCertificate:
-    """Return the file if its certificate follows from its plan and facts; else `CertificateError` names the field."""
+    """Read a certificate file and recompute its certificate; raise `CertificateError` if the two differ."""
     text, name = _text(path), path.name
     try:
         stored = parse(text, name)
@@ -345,7 +359,7 @@ def certify(path: Path) -> SavedCertificate:
     except (ValueError, KeyError, TypeError, RecursionError, UserError) as error:
         raise CertificateError(name, f"{name} is not what a private loop saves ({error})") from None
     if facts.loop is None:
-        raise CertificateError(name, f"{name} says nothing of a loop")
+        raise CertificateError(name, f"{name} is not the certificate of a private loop")
     line = run_cost(plan, facts).line("models")
     if facts.ledger is not None and not facts.ledger.covers(tuple(Item(*entry) for entry in line.entries if entry[1])):
         raise CertificateError(name, f"{name} certifies a cost above what its ledger was charged")

@@ -1,13 +1,13 @@
-"""Checks that a model's output for a record does not depend on the other records of the batch; alarms, not the proof.
+"""Tests that a model's output for a record does not depend on the other records of the batch. Tests, not a proof.
 
-The proof is the model's graph (`sordino.graph`). These checks are for code without a graph, which its user vouches for,
+The proof is the model's graph (`sordino.graph`). These tests are for code without a graph, which its user vouches for,
 and for `ClippedGradient`: some records run once in the whole batch and once in a small batch, with torch's random
 numbers frozen, and f(batch)[some] is compared with f(batch[some]). Where they agree, the clipped sum with a record and
 without it differ by that record's own clipped gradient, so by at most the clip norm.
 
 A model is checked at its first batch, there also with perturbed parameters, so that mixing behind a weight of zero
-shows, and in later batches chosen by random numbers that it does not see: half a percent of the work. Layers that are
-known to mix the records of a batch are refused beforehand.
+shows, and in later batches chosen by random numbers that the model cannot read: half a percent of the work. Layers
+that are known to mix the records of a batch are refused before training.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _aten = torch.ops.aten
 
 
 class FrozenRng(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Mode in which torch's random numbers are constants: 0.5, Bernoulli draws 1, indices the smallest possible.
+    """Torch mode in which random numbers are constants: uniform draws 0.5, Bernoulli draws 1, indices smallest.
 
-    Dropout keeps every entry, and a random permutation becomes a shift by one, so that mixing by it still shows.
+    Dropout keeps every entry, and a random permutation becomes a shift by one, so that mixing by permutation is found.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -75,7 +75,7 @@ class FrozenRng(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def frozen_rng(random: bool = True) -> Iterator[None]:
-    """Enable gradients, freeze random numbers if `random`, and restore torch's generator afterwards."""
+    """Context with gradients enabled and, if `random`, constant random numbers; torch's generator is unchanged."""
     mode = FrozenRng() if random else nullcontext()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), mode:
         yield
@@ -95,7 +95,7 @@ class BatchPass:
     records: Sequence[bool] | None = None
 
     def gap(self, some: Tensor) -> tuple[float, bool]:
-        """Return the relative distance of the values of `some` records in the batch and alone, and if it was random."""
+        """Return the relative distance of some records' outputs in the batch and alone, and if the pass was random."""
         together, drew = self._values(self.inputs, self.size, some)
         try:
             alone, _ = self._values(self.few(some).inputs, len(some), torch.arange(len(some)))
@@ -106,12 +106,12 @@ class BatchPass:
         return relative_distance(together, alone), drew
 
     def repeats(self) -> bool:
-        """Return whether the pass gives the same values twice; random numbers from elsewhere than torch do not."""
+        """Return whether the pass gives the same outputs twice (not so with random numbers other than torch's)."""
         first, second = (self._values(self.inputs, self.size, torch.arange(self.size))[0] for _ in range(2))
         return relative_distance(first, second) <= ROUNDING
 
     def few(self, some: Tensor) -> BatchPass:
-        """Return the pass over some of the records."""
+        """Return the forward pass over some of the records only."""
         leaves, form = tree_flatten(self.inputs)
         own = [has_records(x, self.size) for x in leaves] if self.records is None else self.records
         inputs = tree_unflatten([x[some] if cut else x for x, cut in zip(leaves, own, strict=True)], form)
@@ -131,7 +131,7 @@ def has_records(item: Any, size: int) -> bool:
 
 
 def trained_outputs(output: Any, size: int, needed: bool = True) -> list[Tensor]:
-    """Return the tensors of an output that have a slice for each record, with a gradient; refuse none if `needed`."""
+    """Return the output tensors with one slice per record and a gradient; if `needed`, refuse an output without any."""
     found = [y for y in tree_flatten(output)[0] if has_records(y, size) and y.requires_grad]
     if needed and not found:
         raise no_output()
@@ -140,11 +140,11 @@ def trained_outputs(output: Any, size: int, needed: bool = True) -> list[Tensor]
 
 def no_output() -> PlanError:
     found = "a model whose output has no slice per record"
-    return PlanError("per-record", found, "outputs, of which the loop computes the loss")
+    return PlanError("per-record", found, "an output tensor with one slice per record, from which the loss is computed")
 
 
 def relative_distance(together: list[Tensor], alone: list[Tensor]) -> float:
-    """Return max |a - b| / max |b|; infinity where shapes differ, or the places of entries that are not finite."""
+    """Return max |a - b| / max |b|; infinity if shapes differ, or if NaN and infinity are at different places."""
     if len(together) != len(alone) or any(a.shape != b.shape for a, b in zip(together, alone, strict=True)):
         return float("inf")
     gaps = [0.0]
@@ -159,7 +159,7 @@ def relative_distance(together: list[Tensor], alone: list[Tensor]) -> float:
 
 @contextmanager
 def perturbed_parameters(model: nn.Module, rng: np.random.Generator) -> Iterator[None]:
-    """Add public noise to every trained parameter while the context lasts, so that no weight of zero hides mixing."""
+    """Add public noise to every trained parameter inside the context, so that a weight of zero cannot hide mixing."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     before = [p.data for p in parameters]  # restored without a write: autograd graphs that hold them stay valid
     for p in parameters:
@@ -182,7 +182,7 @@ def mixing_error() -> PlanError:
 
 
 class IndependenceChecks:
-    """Schedule and execution of the checks of one model; `of(model)` is the forward pass of it, or of a copy."""
+    """Scheduled independence tests of one model; `of(model)` returns the forward pass of the model or of a copy."""
 
     def __init__(self, model: nn.Module, of: Callable[[nn.Module], Forward], rng: np.random.Generator | None) -> None:
         self.model, self.of = model, of
@@ -196,7 +196,7 @@ class IndependenceChecks:
         return self.rng.random() < WORK / work and size > 1
 
     def start(self, batch: BatchPass) -> None:
-        """Check the first batch as it is, then a few of its records with perturbed parameters."""
+        """Test the first batch with the model's parameters, then a few of its records with perturbed parameters."""
         self.compare(batch, min(SOME, batch.size - 1))
         few = self._few(batch)
         some = self._subset(few.size, (few.size + 1) // 2)
@@ -213,7 +213,7 @@ class IndependenceChecks:
             raise mixing_error()
 
     def again(self, batch: BatchPass) -> bool:
-        """Check a later batch; return whether it was the whole batch, whose gradients the caller then checks too."""
+        """Test a later batch; return whether the whole batch was tested, so that the caller tests its gradients too."""
         whole = bool(self.rng.random() < WHOLE)
         batch = batch if whole else self._few(batch)
         try:
@@ -223,7 +223,7 @@ class IndependenceChecks:
         return whole
 
     def compare(self, batch: BatchPass, count: int) -> None:
-        """Refuse values of `count` records that depend on the batch; `UnrecordableError` if they do not repeat."""
+        """Refuse outputs of `count` records that depend on the batch; `UnrecordableError` if outputs do not repeat."""
         some = self._subset(batch.size, count)
         gap, drew = replace(batch, random=self.random).gap(some)
         if drew and not self.random:
@@ -248,7 +248,7 @@ class IndependenceChecks:
         return torch.from_numpy(np.sort(self.rng.choice(size, count, replace=False)))
 
     def _gap_in_float64(self, batch: BatchPass, some: Tensor) -> float | None:
-        """Return the gap of a copy of the model in float64; None where the copy does not run."""
+        """Return the distance `BatchPass.gap` of a float64 copy of the model; None if the copy does not run."""
 
         def double(item: Any) -> Any:
             return item.double() if isinstance(item, Tensor) and item.is_floating_point() else item

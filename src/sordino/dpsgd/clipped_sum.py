@@ -1,4 +1,4 @@
-"""Clipped sum of per-record gradients, sum_j g_j min(1, C / ||g_j||): of recorded pieces, and of any module.
+"""Clipped sum of per-record gradients, sum_j g_j min(1, C / ||g_j||), from recorded layers or for any module.
 
 One norm over all parameters. Fast norms decide for almost every record; a record whose fast norm is not precise enough
 (huge, not finite, or cancelled in float32 by more than the slack) is materialised and measured again. A record whose
@@ -23,8 +23,8 @@ from sordino.dpsgd.batch_independence import BatchPass, IndependenceChecks, mixi
 from sordino.dpsgd.pieces import ROOM, Piece, Tape, UnrecordableError, sums_in, wide
 from sordino.dpsgd.rule_table import run_by_rules, sites
 from sordino.errors import ConfigError, DataError, PlanError
-from sordino.kernels import tune_allocator
 from sordino.parts.clipping import FEW, SLACK, factors, row_norms
+from sordino.version import tune_allocator
 
 _TINY, _HUGE = 1e-12, 1e15  # outside, squares of float32 lose digits
 ARRANGEMENTS = ((True, False), (False, False), (False, True))  # (channels last, whole): from the fastest on
@@ -35,7 +35,7 @@ Pieces = Mapping[nn.Parameter, Piece]
 @codec.hides_values
 @dataclass(frozen=True)
 class Clipped:
-    """Clipped sum of one batch by parameter name, and of each record its norm before the clip and its loss."""
+    """Clipped gradient sum of one batch by parameter name, with each record's loss and unclipped gradient norm."""
 
     total: dict[str, Tensor]
     norms: Tensor  # [b], float64; zero where masked
@@ -68,7 +68,7 @@ def clipped_sum(
 
 
 def _fast_norms(pieces: Pieces, squares: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-    """Return ||g_j|| [b], and which of these norms are precise enough; `squares` are zeros to add up in."""
+    """Return the norms ||g_j|| [b], and a mask of the norms that are precise enough; `squares` is a zeroed buffer."""
     for piece in pieces.values():
         squares += piece.squares()
     doubts = [piece.doubt() for piece in pieces.values()]
@@ -83,7 +83,7 @@ def _fast_norms(pieces: Pieces, squares: Tensor, clip_norm: float) -> tuple[Tens
 
 
 def _weighted(pieces: Pieces, named: Mapping[str, nn.Parameter], factors: Tensor, chosen: Tensor) -> dict[str, Tensor]:
-    """Return the weighted sum over the chosen records; the others are left out, as 0 * inf is not 0."""
+    """Return the weighted sum over the chosen records; the others are left out, because 0 * inf is NaN."""
     index = None if bool(chosen.all()) else chosen.nonzero()[:, 0]
     weights = factors if index is None else factors[index]
     in_kind = {kind: weights.to(kind) for kind in {sums_in(parameter) for parameter in named.values()}}
@@ -107,7 +107,7 @@ def _add_carefully(
     scale: float,
     norm: Norm,
 ) -> None:
-    """Materialise these records a few at a time, measure them in float64, and add them clipped."""
+    """Compute these records' full gradients a few at a time, with norms in float64, and add them clipped."""
     used = {name: pieces[parameter] for name, parameter in named.items() if parameter in pieces}
     sizes = [named[name].numel() for name in used]
     for some in torch.split(index, max(1, ROOM // (4 * max(1, sum(sizes))))) if used and len(index) else ():
@@ -120,7 +120,7 @@ def _add_carefully(
 
 
 class CheckedForward:
-    """Recorded passes of code without a proof: by layer rules, or record by record where these cannot find records.
+    """Forward pass of code without a graph, recorded by layer rules or, where these do not apply, record by record.
 
     `plain` maps the inputs of a batch to outputs with one slice per record, by `model`; `of(copy)` does so by a copy of
     the model. Checks at the first batch, and in later ones that `rng` chooses, are alarms (`batch_independence`). With
@@ -148,19 +148,18 @@ class CheckedForward:
         self.restart()
 
     def restart(self, whole: bool = False) -> None:
-        """Choose the rules anew: parameters were frozen or unfrozen, or the model runs record by record from now on."""
+        """Choose the layer rules again, after parameters were frozen or unfrozen, or to run record by record."""
         self.named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.whole = whole  # whether each record has its own copy of all parameters
         self.by_layers, self.by_record = sites(self.model), sites(self.model, whole=True)
         self.arranged = False  # whether a batch has shown that the records are kept apart
 
     def run(self, inputs: Any) -> Any:
-        """Run one recorded pass."""
         with run_by_rules(self.tape, self.by_record if self.whole else self.by_layers):
             return self.plain(inputs)
 
     def prepare(self, inputs: Any, size: int, records: Sequence[bool] | None = None) -> None:
-        """Choose at the first batch how the model is run, and check some of the others."""
+        """Choose at the first batch how the model is run; test independence at some later batches."""
         if self.error is not None:
             raise self.error
         due = self.checks.due(size, max(size, 1) if self.expected is None else self.expected) or self.asked
@@ -174,7 +173,7 @@ class CheckedForward:
                 self.check_last()
 
     def check_last(self) -> None:
-        """Compare records alone with the same records in the last batch that was not checked."""
+        """Test independence in the last batch, unless that was tested already."""
         if self.last is None:
             return
         (batch, training), self.last = self.last, None
@@ -191,7 +190,7 @@ class CheckedForward:
                 module.training = mode
 
     def _called(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return `run` with the model's hooks around it, on an empty tape; the tape is restored afterwards."""
+        """Return `run` with the model's hooks around it, recorded on an empty tape; the old tape is restored."""
 
         def forward(inputs: Any) -> Any:
             tape, self.probe = self.tape, run
@@ -205,7 +204,7 @@ class CheckedForward:
         return forward
 
     def _arrange(self, batch: BatchPass) -> None:
-        """Choose how the model is run by trying it on this batch: a record's gradient must touch its slices alone."""
+        """Try ways to run the model until, on this batch, each record's gradient reaches only that record's slices."""
         failure: Exception | None = None
         for channels_last, whole in ARRANGEMENTS:
             self.tape.channels_last, self.whole = channels_last, whole
@@ -224,7 +223,7 @@ class CheckedForward:
         raise failure
 
     def _check_slices(self, batch: BatchPass) -> bool:
-        """Refuse layers whose gradient for one record touches others; return whether all of the output is finite."""
+        """Refuse layers where one record's gradient reaches others' slices; return whether the output is finite."""
         tape, size = self.tape, batch.size
         calls, before, tape.calls, tape.batch = tape.calls, tape.batch, [], size
         try:

@@ -62,7 +62,7 @@ def fixed(parameter: Tensor | None) -> Tensor | None:
 def embedding(tape: Tape, module: nn.Embedding, axis: int, input: Tensor) -> Tensor:
     """Run an embedding W[index]:  dW_j[v] = sum_{t: index_jt = v} g_jt, without the padding index.
 
-    Indices [1, ...] that all records share (positions) become every record's own, so that their gradients stay apart.
+    Indices [1, ...] shared by all records (positions) are expanded to [b, ...], so that gradients stay separate.
     """
     if axis == 0 and input.dim() > 1 and len(input) == 1 and tape.batch > 1:
         input = input.expand(tape.batch, *input.shape[1:])
@@ -147,7 +147,7 @@ def _eps(module: Any) -> float:
 
 
 def _agrees(module: nn.Module, formula: Callable[[Any, Tensor], Tensor]) -> bool:
-    """Return whether the layer's own forward computes the formula, on synthetic inputs and with its own weights."""
+    """Return whether the layer's forward equals the formula on synthetic inputs, with the layer's weights."""
     weight: Tensor = module.weight  # type: ignore[assignment]
     x = torch.linspace(-1.0, 2.0, 3 * len(weight)).view(3, -1).to(weight.device, weight.dtype)
     try:
@@ -162,7 +162,7 @@ _RUN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
-    """Run a convolution; its patches are cut before the forward if no gradient flows below it, else afterwards."""
+    """Run a convolution as a product with patches:  dW_j = sum_t g_jt (x) p_jt,  dc_j = sum_t g_jt."""
     tape.check(input, axis, len(module.kernel_size) + 2)
     last = len(module.kernel_size) == 2 and (
         tape.channels_last or any(suggest_memory_format(t) == torch.channels_last for t in (input, module.weight))
@@ -192,7 +192,7 @@ def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
 
 
 def _padded(module: Conv, x: Tensor) -> Tensor:
-    """Return the input with its border, so that the convolution needs no padding."""
+    """Return the input padded as the convolution would pad it."""
     if not any(module._reversed_padding_repeated_twice):
         return x
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
@@ -200,7 +200,7 @@ def _padded(module: Conv, x: Tensor) -> Tensor:
 
 
 def _sides(module: Conv, x: Tensor) -> list[int]:
-    """Return the number of positions of the kernel along each dimension."""
+    """Return the output's size along each dimension: the number of positions of the kernel."""
     shape = zip(x.shape[2:], module.kernel_size, module.stride, module.dilation, strict=True)
     return [(side - dilation * (kernel - 1) - 1) // stride + 1 for side, kernel, stride, dilation in shape]
 
@@ -219,7 +219,7 @@ def patches(module: Conv, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _KernelShape:
-    """Map from [..., O, *kernel * C] to [..., O, C, *kernel]; `shape` is (*kernel, C)."""
+    """Reshape of a patch product [..., O, *kernel * C] to the weight's shape [..., O, C, *kernel]."""
 
     shape: tuple[int, ...]
 
@@ -280,7 +280,7 @@ def _projections(
 ) -> tuple[Tensor, ...]:
     """Return q, k and v, [b, T, E] each; one product where all three are the same tensor.
 
-    Else three maps; a shared weight `whole` and the bias are three blocks of one parameter, so rows padded with zeros.
+    Otherwise three products; the three blocks of a shared weight are one parameter, so gradients are padded with zeros.
     """
     bias: nn.Parameter | None = module.in_proj_bias
     whole: nn.Parameter | None = module.in_proj_weight
@@ -310,7 +310,7 @@ def _part(
 
 
 def _bias(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """Return both masks as one additive mask that broadcasts to [b, heads, T, S]."""
+    """Return attention mask and key padding mask as one additive mask that broadcasts to [b, heads, T, S]."""
     total: Tensor | None = None
     if attn_mask is not None:
         mask = _additive(attn_mask, q)

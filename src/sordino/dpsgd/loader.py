@@ -1,9 +1,9 @@
 """The private DataLoader of `make_private`, and the checks that its batches reach the model unmixed.
 
-Batches are Poisson samples, or one fixed order, in pieces that fit in memory. Under correlated noise a record is read
-once an epoch, by its row number. Rows that change places between epochs, or between a checkpoint and its resume
-(another random_split), bring a record back too early, so tensors are recognised by a keyed hash. Of a data set that
-computes its records (files, random crops) the fixed order is the user's claim.
+Batches are Poisson samples, or follow one fixed order, in pieces that fit in memory. Under correlated noise a record is
+read once per epoch, by its row number. Rows that move between epochs, or between a checkpoint and its resume (another
+random_split), would repeat a record too early, so tensors are compared by a keyed hash. For a data set that computes
+its records (files, random crops) the fixed order is the user's responsibility.
 
 A collate_fn that mixes records (mixup, CutMix) is refused before the loop begins:
 
@@ -41,7 +41,7 @@ from sordino.rng import Streams, at_global_rng_state, global_rng_state
 
 TRIED = 4  # records that a collate_fn is tried on
 _FAILS = (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError)
-_FIX = "keep the data set as it was; split and shuffle it once, by a fixed seed, before make_private"
+_FIX = "leave the data set unchanged; split and shuffle it once, with a fixed seed, before make_private"
 _OPTIONS = (  # taken over from the DataLoader that make_private is given
     *("num_workers", "pin_memory", "timeout", "worker_init_fn"),
     *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
@@ -49,7 +49,7 @@ _OPTIONS = (  # taken over from the DataLoader that make_private is given
 
 
 def check_collate(loader: DataLoader[Any]) -> None:
-    """Refuse a collate_fn whose row for one record depends on the others; padded rows are left to the model's graph."""
+    """Refuse a collate_fn whose row for one record depends on the other records (padding excepted)."""
     dataset: Any = loader.dataset
     if loader.collate_fn is default_collate or len(dataset) < 2:
         return
@@ -86,14 +86,14 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 def _mixing_collate() -> PlanError:
     found = "a collate_fn whose row for one record depends on the other records of the batch"
-    needed = "rows of one record each: a record that is in two rows moves a step by two clips"
-    return PlanError("mixing", found, needed, "leave mixup and CutMix out; turn, crop and mask each record separately")
+    needed = "rows of one record each: a record in two rows would change a step by two clip norms"
+    return PlanError("mixing", found, needed, "remove mixup and CutMix; augment each record separately")
 
 
 def grade_collate(loader: DataLoader[Any], refuse: bool) -> tuple[Grade, str]:
-    """Return the grade of a collate_fn: torch's and those of transformers are known, any other is the user's code.
+    """Return the trust grade of a collate_fn: those of torch and transformers are known, any other is the user's code.
 
-    It works on lists of records, so it has no graph; with `refuse` an unknown one is refused.
+    No graph can be captured of a collate_fn; with `refuse`, an unknown one raises.
     """
     collate: Any = loader.collate_fn
     collate = getattr(collate, "data_collator", collate)  # of the Trainer's RemoveColumnsCollator
@@ -106,8 +106,8 @@ def grade_collate(loader: DataLoader[Any], refuse: bool) -> tuple[Grade, str]:
             "own code",
             f"a collate_fn of the user's, {name}, which runs on all records of a batch, for a model to be released",
             'torch\'s default_collate, or own_code="trusted"',
-            'do it in the data set for each record separately, or as transform=; or own_code="trusted", if you vouch '
-            "for it: the certificate will say so",
+            'process each record in the data set, or by transform=; or own_code="trusted", if you vouch '
+            "that it mixes no records: the certificate states it",
         )
     return TRUSTED, f"the collate_fn {name} runs on records"
 
@@ -115,7 +115,7 @@ def grade_collate(loader: DataLoader[Any], refuse: bool) -> tuple[Grade, str]:
 @codec.hides_values
 @dataclass(frozen=True)
 class BatchTensor:
-    """A tensor of a batch, and a copy of it from when the loader returned it."""
+    """A tensor of a batch with a copy made when the loader returned it."""
 
     tensor: Tensor
     copy: Tensor
@@ -148,7 +148,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def batch_tensors(batch: Any) -> tuple[BatchTensor, ...]:
-    """Return the tensors of a batch, with copies."""
+    """Return the tensors of a batch, each with a copy to compare with later."""
     if isinstance(batch, Mapping):  # transformers' BatchEncoding, which torch's pytrees do not open
         return tuple(found for part in batch.values() for found in batch_tensors(part))
     leaves = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.dim()]
@@ -156,7 +156,7 @@ def batch_tensors(batch: Any) -> tuple[BatchTensor, ...]:
 
 
 class InputCheck:
-    """Check of the inputs of the model, or of the loss, in training passes; `public` holds the constants by place."""
+    """Check that inputs of model or loss come unmixed from the loader; `public` holds constant inputs by position."""
 
     def __init__(self, trusted: bool = False) -> None:
         self.trusted = trusted
@@ -164,7 +164,7 @@ class InputCheck:
         self.changed = ""  # the input that a trusted loop computed itself
 
     def records(self, leaves: Sequence[Any], source: Sequence[BatchTensor], size: int) -> list[bool]:
-        """Return which leaves hold one slice per record; refuse what is neither the loader's nor a constant."""
+        """Return which inputs have one slice per record; refuse those that are neither from the loader nor constant."""
         found = [has_records(x, 0) if not size else any(one.is_source(x, size) for one in source) for x in leaves]
         for place, (x, own) in enumerate(zip(leaves, found, strict=True)):
             if not own and not self._constant(place, x, size):
@@ -192,48 +192,52 @@ class InputCheck:
         if not self.trusted:
             raise PlanError(
                 "mixing",
-                f"{found}, which is neither a tensor of the batch as the loader gave it nor the same in every step",
-                "the records as the loader gives them: a loop that changes a batch may mix its records",
-                "give what is done to each record as make_private(..., transform=f), which is traced; or "
+                f"{found}, which is neither an unchanged tensor of the loader's batch nor the same in every step",
+                "unchanged batches of the loader: a loop that changes a batch may mix its records",
+                "pass a function of one record's inputs as make_private(..., transform=f); or "
                 'own_code="trusted", if you vouch for the loop: the certificate will say so',
             )
 
 
 class RowOrder:
-    """Keyed hash of a data set's rows in their order, at the time of make_private."""
+    """Keyed hash of a data set's rows in order, taken by make_private."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset, self.key = dataset, os.urandom(16).hex()
         self.mark = self._hash(self.key)
 
     def check(self) -> None:
-        """Refuse an epoch over other rows, or in another order."""
+        """Refuse a data set whose rows or order have changed since make_private."""
         if self._hash(self.key) != self.mark:
-            found = "a data set whose rows are not what and where they were when the loop began"
+            found = "a data set whose rows or their order changed after make_private"
             raise PlanError("correlated noise", found, "the same records in the same order in every epoch", _FIX)
 
     def state(self) -> dict[str, Any]:
-        """Return key and hash for a checkpoint: as secret as the state of the noise."""
+        """Return key and hash for a checkpoint; both must stay secret."""
         return {"order": {"key": self.key, "mark": self.mark}} if self.mark else {}
 
     def check_state(self, stored: Mapping[str, str]) -> None:
-        """Refuse a checkpoint of a loop over other rows."""
+        """Refuse a checkpoint of a loop whose data set had other rows or another order."""
         if stored and self.mark and self._hash(stored["key"]) != stored["mark"]:
             found = "a checkpoint of a loop over other rows, or over these in another order"
-            raise ConfigError(found, "the data set that it was saved with", _FIX)
+            raise ConfigError(found, "the data set of the saved run, in the same order", _FIX)
 
     def _hash(self, key: str) -> str:
-        """Return the hash of all tensors and Subset indices; empty where the data set computes its records."""
-        found, dataset = hashlib.blake2b(key=bytes.fromhex(key), digest_size=16), self.dataset
-        while type(dataset) is Subset:
-            found.update(torch.as_tensor(list(dataset.indices), dtype=torch.int64).numpy().data)
-            dataset = dataset.dataset
-        if type(dataset) is not TensorDataset:
-            return ""
-        for tensor in dataset.tensors:
-            found.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return found.hexdigest()
+        return rows_hash(self.dataset, key)
+
+
+def rows_hash(dataset: Any, key: str = "") -> str:
+    """Return the hash of all tensors and Subset indices; empty for a data set that computes its records."""
+    found = hashlib.blake2b(key=bytes.fromhex(key), digest_size=16)
+    while type(dataset) is Subset:
+        found.update(torch.as_tensor(list(dataset.indices), dtype=torch.int64).numpy().data)
+        dataset = dataset.dataset
+    if type(dataset) is not TensorDataset:
+        return ""
+    for tensor in dataset.tensors:
+        found.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 @codec.hides_values
@@ -249,10 +253,10 @@ class BatchPiece:
 
 
 class PendingBatch:
-    """The piece that the loader returned last and the optimizer has not yet summed; both share it.
+    """The piece of a batch that the loader has returned and the optimizer has not yet summed; both hold this object.
 
-    A loop steps on every batch in the order of the draw: which batches it leaves out would reveal their records, so
-    leaving one out is refused. A loop that is left early gets the same batch again at its next start.
+    A loop must step on every batch in the order drawn: a choice of batches could depend on their records, so
+    skipping one is refused. After a `break`, the next loop starts with the same batch.
     """
 
     def __init__(self) -> None:
@@ -262,42 +266,42 @@ class PendingBatch:
         self.order: RowOrder | None = None  # under correlated noise
 
     def give(self, piece: BatchPiece, loop: int) -> None:
-        """Set the next piece; the one before must have had its step."""
+        """Set the next piece; refuse if the previous one has had no step."""
         self.finish(loop)
         self.piece = piece
 
     def finish(self, loop: int) -> None:
-        """Refuse to go on after a batch without a step."""
+        """Refuse to continue after a batch without an optimizer step."""
         if loop != self.loops:
-            found = "a loop over the private loader that goes on after another began, or after a checkpoint was loaded"
-            fix = "leave the loop before you begin another or load a checkpoint"
+            found = "a loop over the private loader that continues after another began, or a checkpoint was loaded"
+            fix = "end the loop before you begin another one or load a checkpoint"
             raise PlanError("loop", found, "one loop at a time, and one optimizer.step() for each batch", fix)
         if self.piece is not None:
             raise PlanError(
                 "loop",
                 "a batch without a step (left out, or its gradients accumulated)"
                 + (", an empty one" if not self.piece.size else ""),
-                "one optimizer.step() for each batch, the empty ones too: which are left out tells what was in them",
-                "step on every batch; to look at records read loader.dataset; to accumulate gradients give the "
+                "one optimizer.step() for each batch, empty ones too: a choice of batches would reveal their content",
+                "step on every batch; to inspect records read loader.dataset; to accumulate gradients give the "
                 "DataLoader the batch_size of all accumulated batches and make_private the small one as "
-                "max_physical_batch_size, and step() after each piece: the last one moves the model",
+                "max_physical_batch_size, and call step() after each piece: the last one moves the model",
             )
 
     def take(self) -> BatchPiece:
-        """Return the piece, which is now summed."""
+        """Return the piece and mark it as summed."""
         assert self.piece is not None
         piece, self.piece = self.piece, None
         self.summed = 0 if piece.last else piece.index + 1
         return piece
 
     def reset(self) -> None:
-        """Forget an unfinished batch, of which nothing was released; the next loop gets it again."""
+        """Forget a batch that has had no step; the next loop gets the same batch again."""
         self.piece, self.summed = None, 0
         self.loops += 1
 
 
 class BatchSampler(Sampler[list[int]]):
-    """Sampler of every step's row numbers, drawn by the plan's record sampler; long batches come in pieces.
+    """Sampler of each step's row numbers by the plan's record sampler; long batches are divided into pieces.
 
     In a fixed order a record is read at most once in `min_separation` steps, which the cost of correlated noise needs.
     """
@@ -314,15 +318,13 @@ class BatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         first = self.account.steps
         for t in range(first, first + len(self)):
-            rows = self.rows(t)
-            width = self.max_size or max(len(rows), 1)
-            pieces = [rows[i : i + width] for i in range(0, max(len(rows), 1), width)]
+            pieces = self.account.ranks.own_pieces(self.rows(t), self.max_size)
             for k, piece in enumerate(pieces):
                 self.drawn.append(BatchPiece(len(piece), k, k + 1 == len(pieces)))
                 yield piece
 
     def rows(self, t: int) -> list[int]:
-        """Return the batch of step t; it is drawn once, so that no loop can draw again until a batch suits it."""
+        """Return the row numbers of step t, drawn only once, so that a loop cannot redraw a batch."""
         if t not in self.batches:
             self.batches = {other: rows for other, rows in self.batches.items() if other >= self.account.steps}
             self.batches[t] = self._draw(t).tolist()
@@ -334,7 +336,7 @@ class BatchSampler(Sampler[list[int]]):
         return records.draw(t, 0, records.size(0), self.streams.at(t, "batches"))
 
     def _check_separation(self, t: int) -> None:
-        """Refuse a batch with a record that an earlier step of the last epoch has read."""
+        """Refuse a batch with a record that was read fewer than `min_separation` steps ago."""
         records, rows = self.account.settings.records, self.batches[t]
         separation = records.min_separation(0)
         if separation is None:
@@ -350,7 +352,7 @@ class BatchSampler(Sampler[list[int]]):
 
 
 class EmptyBatchCollate:
-    """The user's collate_fn, which also makes empty batches: the shape of a batch of one record, with length 0."""
+    """The user's collate_fn, extended to empty batches, which have the shape of a batch of one record with length 0."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.collate, self.dataset = loader.collate_fn, loader.dataset
@@ -411,14 +413,14 @@ class PrivateLoader(DataLoader[Any]):
         self.pending.finish(loop)
 
     def _rows(self) -> Iterator[list[Tensor]]:
-        """Yield rows of tensors by one index_select: what default_collate returns, without a visit to each record."""
+        """Yield batches of a TensorDataset by index_select: equal to default_collate, and faster."""
         for rows in self.pieces:
             index = torch.tensor(rows, dtype=torch.int64)
             yield [tensor.index_select(0, index) for tensor in self.tensors or ()]
 
 
 def _target(batch: Any) -> Tensor | None:
-    """Return the labels, or the last tensor of a batch: where targets usually are."""
+    """Return a batch's targets: the entry `labels` of a dict, or the last tensor."""
     if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor):
         return batch["labels"]  # type: ignore[no-any-return]
     leaves = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor)]

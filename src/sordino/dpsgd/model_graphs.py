@@ -1,4 +1,4 @@
-"""The graphs of a model in a private loop, one for each kind of arguments, and how each is run; used by `Recording`.
+"""Captured graphs of a model in a private loop, one per kind of arguments, and how each is run. Used by `recording`.
 
 A graph is captured before the model sees such a record. It runs with a tape: layers by their rules, other parameters by
 regions, or the whole by record. A trained parameter that no layer with a rule holds belongs to some module's own
@@ -41,7 +41,7 @@ OUTLIER = 100.0  # times the usual size of an entry: shows mixing that only an u
 
 
 class Part(nn.Module):
-    """Nodes of a graph as a module; its parameters are those of the user's model, `module.` before their names."""
+    """Nodes of a graph as a module; its parameters are those of the user's model, with the prefix `module.`."""
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Part(nn.Module):
 @codec.hides_values
 @dataclass(frozen=True)
 class GraphPass:
-    """A graph with the way in which it is run: `sites` by their rules, and `function` between them.
+    """A captured graph and how it is run: layers in `sites` by their rules, all other operations by `function`.
 
     `whole`: the model runs record by record, each with its own copy of all parameters.
     """
@@ -79,7 +79,7 @@ class GraphPass:
 
 
 def by_layers(traced: Traced, model: nn.Module) -> GraphPass:
-    """Return the pass of layers by their rules and other parameters by regions; `UnrecordableError` if impossible."""
+    """Return a pass that runs layers by their rules and other parameters by vmap, or raise `UnrecordableError`."""
     every = sites(model)
     found, owners = [site for site in every if not site.by_vmap], [site.module for site in every if site.by_vmap]
     for site in found:
@@ -94,7 +94,7 @@ def by_layers(traced: Traced, model: nn.Module) -> GraphPass:
 
 
 def record_by_record(graph: Captured, model: nn.Module, args: Any, kwargs: Any, records: Sequence[bool]) -> GraphPass:
-    """Return the pass of the whole graph for each record separately: no operation of it sees two records."""
+    """Return a pass that runs the whole graph for each record separately, so that no operation reads two records."""
     leaves, form = flat(args, kwargs)
 
     def layer(part: Part, *inputs: Tensor) -> list[Tensor]:  # a model that is one layer of torch.nn
@@ -110,7 +110,7 @@ def record_by_record(graph: Captured, model: nn.Module, args: Any, kwargs: Any, 
 
 
 def _check_place(site: Site, layout: Layout) -> None:
-    """Refuse a layer whose input has no records where its rule looks for them, in any call."""
+    """Refuse a layer if, in any call, its input has no records along the axis that its rule expects."""
     module, axis = site.module, site.axis
     if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
         axis = 0 if module.batch_first else 1
@@ -121,11 +121,11 @@ def _check_place(site: Site, layout: Layout) -> None:
         else:
             fits = (rows.dim, rows.outer) == (axis, 1) and (rows.inner == 1 or axis == 0) and not rows.position
         if not fits:
-            raise UnrecordableError("a layer whose input has no slice for each record where its rule looks for it")
+            raise UnrecordableError("a layer whose input has no records along the expected axis")
 
 
 def _with_regions(traced: Traced, model: nn.Module, names: dict[str, nn.Module]) -> Callable[..., Any]:
-    """Return the graph as a function in which each call of these modules' own forward is one region."""
+    """Return the graph as a function in which every call of these modules' forward runs record by record."""
     outer = fx.Graph()
     nodes = list(traced.graph.graph.nodes)
     copied: dict[fx.Node, fx.Node] = {}
@@ -171,20 +171,20 @@ def _calls(nodes: Sequence[fx.Node], names: dict[str, nn.Module]) -> dict[Any, l
 def _cut_out(
     outer: fx.Graph, copied: dict[fx.Node, fx.Node], members: list[fx.Node], layout: Layout, model: nn.Module, name: str
 ) -> Callable[..., Any]:
-    """Replace these nodes by one call of a region, and return its rule: each record with its own parameters."""
+    """Replace these nodes by one call, and return the call's rule: vmap with one copy of the parameters per record."""
     inside = _closure(members, layout)
     taken = list(dict.fromkeys(a for n in inside for a in n.all_input_nodes if a not in inside))
     results = [n for n in members if any(user not in set(members) for user in n.users)]
     if any(n.name not in layout.nodes for n in (*taken, *results)):
-        raise UnrecordableError("a module that takes or gives something else than tensors")
+        raise UnrecordableError("a module whose inputs or outputs are not all tensors")
     places = [layout.nodes[n.name] for n in taken]
     if any(rows not in (None, Rows(0)) for rows in places) or any(layout.nodes[n.name] != Rows(0) for n in results):
-        raise UnrecordableError("a module with parameters of its own, without one slice per record")
+        raise UnrecordableError("a module with direct parameters and inputs without one slice per record")
     order = {n: i for i, n in enumerate(members[0].graph.nodes)}
     last = max([*taken, members[0]], key=lambda n: order[n])
     users = {n: [user for user in n.users if user not in set(members)] for n in results}
     if any(order[user] < order[last] for found in users.values() for user in found):
-        raise UnrecordableError("a module whose forward is left and entered again")
+        raise UnrecordableError("a module whose operations are interleaved with those of other modules")
     with outer.inserting_after(copied[last]):
         call = outer.call_module(f"regions.{name}", tuple(copied[n] for n in taken))
     for place, node in enumerate(results):  # every result of the call is an entry
@@ -197,7 +197,7 @@ def _cut_out(
 
 
 def _closure(members: list[fx.Node], layout: Layout) -> list[fx.Node]:
-    """Return the members, and the attributes and numbers (such as the size of the batch) that only they use."""
+    """Return these nodes and all attribute and size nodes (such as the batch size) that only they use."""
     found = set(members)
     waiting = list(members)
     while waiting:
@@ -226,7 +226,7 @@ def _region_rule(
 
 
 class ModelGraphs:
-    """The graphs of a model; those of training passes with how they are run."""
+    """All captured graphs of a model, for training passes and for evaluation."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.own = model, vars(model).get("forward")
@@ -241,20 +241,19 @@ class ModelGraphs:
 
     @property
     def grade(self) -> Grade:
-        """Weakest grade of all training passes so far."""
+        """Weakest grade (`sordino.graph`) of all training passes so far."""
         return weakest([one.grade for one in self.traced])
 
     @property
     def reasons(self) -> list[str]:
-        """Reasons why some graphs are run record by record."""
         return sorted({one.reason for one in self.traced if one.reason is not None})
 
     def close(self) -> None:
-        """Capture no new graph: the model's own Python has run on data, and may hold some."""
+        """Stop capturing new graphs: the user's Python code has run on private data and may have stored some."""
         self.training.closed = self.others.closed = True
 
     def evaluated(self, args: Any, kwargs: Any) -> Captured:
-        """Return the graph of a pass that trains nothing; every tensor is synthetic for its capture."""
+        """Return the graph of a pass without training, captured on synthetic tensors."""
         leaves, form = flat(args, kwargs)
         first = next((len(x) for x in leaves if isinstance(x, Tensor) and x.dim()), 0)
         records = [checks.has_records(x, first) for x in leaves]
@@ -267,10 +266,10 @@ class ModelGraphs:
             return self.others.graph(blank_args, blank_kwargs, records)
 
     def prepare(self, tables: Sequence[Tensor]) -> None:
-        """Capture the usual call, model(x), before the loader returns a batch: no loop can have changed it.
+        """Capture the call model(x) before the loader returns a batch.
 
-        `tables` are all records and all targets, of which the shape is read. A model that is called in another way is
-        captured at its first call.
+        `tables` are all records and all targets, of which only the shape is read. A model that is called in another way
+        is captured at its first call.
         """
         if not tables or not len(tables[0]):
             return
@@ -281,7 +280,7 @@ class ModelGraphs:
         self.traced = []  # it counts once it has run
 
     def trained(self, args: Any, kwargs: Any, records: Sequence[bool]) -> GraphPass:
-        """Return how a training pass is run; `records` says which leaves have a slice for each record."""
+        """Return the graph pass of a training call; `records` marks the arguments with one slice per record."""
         with self._plain_forward():
             traced = self.training.of(args, kwargs, records)
             if id(traced) not in self.passes:
@@ -292,19 +291,19 @@ class ModelGraphs:
             return self.passes[id(traced)]
 
     def is_stale(self) -> bool:
-        """Return whether the model's forward answers synthetic records otherwise than its graphs."""
+        """Return whether the model's forward now gives other outputs for synthetic records than its graphs."""
         with self._plain_forward():
             return self.training.is_stale()
 
     def capture_again(self) -> None:
-        """Forget all graphs of training passes: the next pass captures the changed forward, graded as trusted."""
+        """Discard the training graphs; the next pass captures the changed forward, graded "own code, trusted"."""
         self.changed = "its forward was changed while it trained"
         self.training.forget()
         self.passes.clear()
 
     @contextmanager
     def _plain_forward(self) -> Iterator[None]:
-        """Restore the forward that the model's user wrote while the context lasts; refuse hooks on the model."""
+        """Context in which the model has its user's forward again; refuse a model with hooks."""
         model, everywhere = self.model, torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
         if model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or everywhere:
             raise UntraceableError("hooks on the model itself, which run on records outside its forward")
@@ -321,7 +320,7 @@ class ModelGraphs:
                 held["forward"] = recorded
 
     def _arrange(self, traced: Traced, args: Any, kwargs: Any, records: Sequence[bool]) -> GraphPass:
-        """Return the fastest way in which the gradients of synthetic records touch their own slices alone."""
+        """Return the fastest pass in which each synthetic record's gradient is nonzero only in that record's slices."""
         inputs, form = flat(args, kwargs)
         sample = tree_unflatten(synthetic_batch(inputs, records, RECORDS), form)
         self._refuse_writes(traced.graph, *sample)
@@ -342,7 +341,7 @@ class ModelGraphs:
 
     @torch.no_grad()
     def _refuse_writes(self, graph: Captured, args: Any, kwargs: Any) -> None:
-        """Refuse a graph that writes into tensors of the model, and would so remember records."""
+        """Refuse a graph that writes into the model's parameters or buffers, which would store private records."""
         named = [("parameter", self.model.named_parameters()), ("buffer", self.model.named_buffers())]
         before = [(kind, name, tensor, tensor._version) for kind, found in named for name, tensor in found]
         with torch.random.fork_rng(devices=[]):
@@ -350,11 +349,11 @@ class ModelGraphs:
         for kind, name, tensor, version in before:
             if tensor._version != version:
                 found = f"{kind} '{name}', which the model's forward writes into"
-                needed = "a model that keeps nothing of the records it saw: no noise is added there"
+                needed = "a model that stores no records: stored records would be released without noise"
                 raise PlanError("state", found, needed, "remove it, or freeze it in eval mode")
 
     def _check_slices(self, found: GraphPass, args: Any, kwargs: Any) -> None:
-        """Refuse a pass in which one synthetic record's gradient touches others' slices, or a parameter itself."""
+        """Refuse a pass where one synthetic record's gradient reaches others' slices, or a parameter directly."""
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         tape = Tape(parameters[0].device if parameters else None)
         tape.batch = RECORDS
@@ -367,7 +366,7 @@ class ModelGraphs:
     def _refuse_mixing(
         self, traced: Traced, graph: Captured, inputs: Sequence[Any], form: Any, records: Sequence[bool]
     ) -> None:
-        """Refuse a graph whose answers for synthetic records in a batch differ from those for each record alone."""
+        """Refuse a graph whose outputs for synthetic records in a batch differ from those for each record alone."""
 
         def tensors(some: Sequence[Any]) -> list[Tensor]:
             args, kwargs = tree_unflatten(list(some), form)

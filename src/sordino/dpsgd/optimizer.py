@@ -1,4 +1,4 @@
-"""The private optimizer of `make_private`: any torch optimizer, which sees only noised gradients."""
+"""The private optimizer of `make_private`: wraps any torch optimizer, which receives only noised gradients."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from sordino.data.lineage import declared_frozen
 from sordino.dpsgd import account as accounts
 from sordino.dpsgd.loader import InputCheck, PendingBatch
 from sordino.dpsgd.own_code import LossCheck, RecordLoss, stale_code
+from sordino.dpsgd.processes import allow_wrapping, weights_digest
 from sordino.dpsgd.recording import Recording, clip_margin
 from sordino.dpsgd.settings import ALL, NoiseState, read_record
 from sordino.errors import ConfigError, PlanError
@@ -43,7 +44,7 @@ class PrivateOptimizer(Optimizer):
 
     p.grad = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch
 
-    The sum is over the batch of the private loader, g_j is one record's gradient over all trained parameters. A step
+    The sum is over the private loader's batch; g_j is one record's gradient over all trained parameters. A step
     without a batch, or one that cannot be clipped record by record, raises and moves nothing. Guarantee: each step is
     one release of PoissonSampled(rate, Gaussian(z)), add or remove one record, counted before its noise is drawn; the
     inner optimizer's work is post-processing. Under correlated noise all steps are one Gaussian release, replace one.
@@ -74,6 +75,9 @@ class PrivateOptimizer(Optimizer):
         self.compared = 0  # the loop over the loader in which the loss was last compared with its graph
         self.batch_code: Callable[[], list[tuple[Grade, str]]] = list  # of code that makes batches
         self.not_finite = 0  # records that counted as zero so far: not private
+        self.joined = -1  # the loop over the loader in which the weights of all ranks were last compared
+        self.found: list[Any] = []  # what the certificate says of the loss and of own code, when it was last exchanged
+        self.others: list[Any] = []  # the same of every rank
         self.idle = 0  # parameters that the loss did not depend on, once that was logged
         self.released = False  # True while the inner optimizer may step
         self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
@@ -94,9 +98,9 @@ class PrivateOptimizer(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Refuse torch.amp.GradScaler, which reads this before a step: it would skip steps by their gradients."""
+        """Refuse torch.amp.GradScaler, which reads this attribute: it would skip steps depending on gradients."""
         fix = "call loss.backward() and optimizer.step(); gradients are clipped in float32, so nothing underflows"
-        raise _loop("a GradScaler, which leaves steps out by what it finds in the gradients", "no scaler", fix)
+        raise _loop("a GradScaler, which skips steps depending on their gradients", "training without GradScaler", fix)
 
     @property
     def steps(self) -> int:
@@ -104,7 +108,7 @@ class PrivateOptimizer(Optimizer):
         return self.account.steps
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Sum the clipped gradients; after the last piece of a batch, noise, smooth, and step."""
+        """Add a piece's clipped gradients; after the last piece of a batch add noise, smooth, and take the step."""
         if closure is not None:
             raise _loop("step(closure)", "one backward pass, then step()", "call loss.backward() yourself")
         self.recording.warning.end()
@@ -123,17 +127,17 @@ class PrivateOptimizer(Optimizer):
         self._add(total)
 
     def loss(self, output: Any, *targets: Any) -> Tensor:
-        """Return the mean over the batch of make_private's `loss`: call backward() on it."""
+        """Return the batch mean of make_private's `loss`; the loop calls backward() on the result."""
         piece = self.pending.piece
         if self.own is None or piece is None:
             found = "optimizer.loss without a loss or without a batch"
-            raise _loop(found, "make_private(..., loss=...), and a batch of its loader")
+            raise _loop(found, "make_private(..., loss=...), and a batch of the private loader")
         self._refuse_stale_loss()
         records = self.targets.records(tree_flatten(targets)[0], piece.tensors, piece.size)
         return self.own(output, targets, self.recording.outputs, piece.size, records)
 
     def _refuse_stale_loss(self, always: bool = False) -> None:
-        """Refuse, once in each loop over the loader, a loss that was changed since its graph was captured."""
+        """Refuse a loss function that was changed since its graph was captured; checked once per epoch."""
         if self.own is None or (self.compared == self.pending.loops and not always):
             return
         self.compared = self.pending.loops
@@ -143,7 +147,7 @@ class PrivateOptimizer(Optimizer):
             self.own.capture_again()
 
     def _report(self, lost: int) -> None:
-        """Log how many records counted as zero. The step goes on: stopping would reveal what is in the batch."""
+        """Log how many records count as zero because their gradient is not finite; stopping would reveal the batch."""
         if lost and not self.not_finite:
             _LOG.warning(
                 "%d records of this batch have a gradient that is not finite and count as zero; optimizer.not_finite "
@@ -153,7 +157,7 @@ class PrivateOptimizer(Optimizer):
         self.not_finite += lost
 
     def _report_idle(self) -> None:
-        """Log once which parameters would get noise alone."""
+        """Warn once about trained parameters that the loss does not depend on, which receive only noise."""
         idle = self.recording.idle
         if idle and not self.idle and self.pending.piece is not None and self.pending.piece.size:
             self.idle = len(idle)
@@ -163,7 +167,7 @@ class PrivateOptimizer(Optimizer):
             )  # fmt: skip
 
     def _add(self, total: dict[str, Tensor]) -> None:
-        """Add one piece of the batch; the last one makes the step."""
+        """Add one piece of the batch to the sum; take the step after the last piece."""
         if self.pending.summed == 0:
             self.total.zero_()
         flat = torch.cat([total[slot.name].reshape(-1) for slot in self.layout.slots])
@@ -172,7 +176,8 @@ class PrivateOptimizer(Optimizer):
             self._release()
 
     def _release(self) -> None:
-        """Charge, add noise, and take the inner step, which sees parts of the noised gradient and nothing else."""
+        """Charge the step, add noise, set the noised gradients, and take the inner optimizer's step."""
+        self._sum_over_ranks()
         views = self.layout.views(self._noised(self.account.charge()))
         noised = {p: views[name] for name, p in self.recording.named.items() if p.requires_grad}
         for parameter in self._parameters():
@@ -184,6 +189,23 @@ class PrivateOptimizer(Optimizer):
         finally:
             self.released = False
             self.recording.guard.stepped_on()
+
+    def _sum_over_ranks(self) -> None:
+        """Add up the totals of all ranks, which must be at the same step, and exchange what certificates say."""
+        ranks = self.account.ranks
+        if ranks.size == 1:
+            return
+        found = [self.check.found, self._grades()]
+        every = ranks.numbers(self.steps, self.joined != self.pending.loops, found != self.found)
+        if any(steps != self.steps for steps, _, _ in every):
+            taken = " and ".join(str(steps) for steps, _, _ in every)
+            raise _loop(f"ranks that have taken {taken} steps", "the same number", "load the same checkpoint on all")
+        if any(first for _, first, _ in every):
+            ranks.compare({"weights": weights_digest(self.recording.model)})
+            self.joined = self.pending.loops
+        if any(changed for _, _, changed in every):
+            self.found, self.others = found, ranks.gather(found)
+        ranks.add(self.total)
 
     def _noised(self, t: int) -> Tensor:
         """Return A^-1 (total + N(0, z^2)) * C / batch, [d]: the plan's release, decode and post-processing."""
@@ -202,54 +224,56 @@ class PrivateOptimizer(Optimizer):
             yield from group["params"]
 
     def _check_loop(self) -> None:
-        """Refuse a step for which the certificate would not be true; nothing has moved yet."""
+        """Refuse a step that the certificate would not cover, before anything is changed."""
         recording, piece = self.recording, self.pending.piece
         known = set(recording.named.values())
         if any(p.requires_grad and p not in known for p in self._parameters()):
             found = "a parameter that was added or unfrozen after make_private"
-            raise _loop(found, "the parameters it began with", "call make_private again, for a new certificate")
+            fix = "call make_private again (a new certificate)"
+            raise _loop(found, "the parameters of the call of make_private", fix)
         if piece is None:
             where = "outside the private loader" if recording.other_records is not None else "without a new batch"
             raise _loop(f"a step {where}", "one step for each batch of the loader that make_private returned")
         if recording.outside:
-            found = f"parameter '{min(recording.outside)}' in the loss by another way than model(x)"
+            found = f"parameter '{min(recording.outside)}' used in the loss directly, not through model(x)"
             fix = "use weight_decay for a penalty on the weights; call the whole model, once per batch"
             raise _loop(found, "gradients that come from model(x) alone", fix)
         if recording.backwards > 1:
             found = f"{recording.backwards} backward passes before a step"
-            fix = "add the losses up, then call backward() once; to accumulate gradients over smaller passes, "
-            raise _loop(found, "one", fix + "make_private(..., max_physical_batch_size=n) and step() after each piece")
+            fix = "add the losses, then call backward() once; to accumulate gradients over smaller passes, "
+            fix += "make_private(..., max_physical_batch_size=n), and step() after each piece"
+            raise _loop(found, "one backward pass per step", fix)
         if recording.backwards != 1 and recording.other_records is not None:
-            found = f"a training pass over {recording.other_records} records where the loader gave {piece.size}"
-            raise _loop(found, "model(x) with the x of the private loader", "use each batch as it comes, all of it")
+            found = f"a training pass over {recording.other_records} records, but the loader returned {piece.size}"
+            raise _loop(found, "model(x) with the x of the private loader", "pass the whole batch unchanged")
         if recording.backwards != 1:
             raise _loop("a step without a backward pass", "loss.backward() before step()")
         if piece.index != self.pending.summed:
             raise _loop(f"piece {piece.index + 1} of a batch whose earlier pieces had no step", "a step for each piece")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget gradients without a step; the sum of earlier pieces of the batch stays."""
+        """Discard gradients that have had no step; the sum of earlier pieces of the batch stays."""
         self.recording.zero()
         self.inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        raise _loop("a group of parameters added to a private optimizer", "all of them from the start", "add it before")
+        raise _loop("parameters added to a private optimizer", "all parameters before make_private", "add them earlier")
 
     def _refuse_direct_step(self, inner: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.released:
             raise _loop("a step of the unwrapped optimizer", "the optimizer that make_private returned")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the inner optimizer's state and the charged steps; nothing of an unfinished batch.
+        """Return the inner optimizer's state and the count of charged steps; an unfinished batch is not included.
 
-        Under correlated noise it holds the state of the noise, which must not be published.
+        Under correlated noise the result contains the noise state, which must not be published.
         """
         self.recording.guard.check()
         order = {} if self.pending.order is None else self.pending.order.state()
         return {**self.inner.state_dict(), "sordino": self.account.state(**self.noise_state.state(), **order)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue a run of the same settings and its count of steps; refused if its record was edited."""
+        """Continue a run from a checkpoint of the same settings; refuse an edited count of steps."""
         stored = state_dict.get("sordino") if isinstance(state_dict, dict) else None
         record = read_record(stored, self.account.settings)
         self.noise_state.check(record.secret, sum(self.account.join(record).values()))
@@ -258,8 +282,9 @@ class PrivateOptimizer(Optimizer):
         try:
             self.inner.load_state_dict({name: part for name, part in state_dict.items() if name != "sordino"})
         except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-            found = f"a state that {type(self.inner).__name__} does not take ({type(error).__name__}: {error})"
-            raise ConfigError(found, "one that the same optimizer saved", "load an unchanged checkpoint") from None
+            found = f"a state_dict that {type(self.inner).__name__} does not accept ({type(error).__name__}: {error})"
+            needed = "a state_dict of the same optimizer class"
+            raise ConfigError(found, needed, "load an unchanged checkpoint") from None
         self.account.accept(record)
         self.noise_state.load(record.secret)
         self.pending.reset()
@@ -274,34 +299,33 @@ class PrivateOptimizer(Optimizer):
         return found
 
     def certificate(self) -> dict[str, Any]:
-        """Return the certificate of the loop's plan: epsilon of all planned steps, or of those taken if more."""
+        """Return the loop's certificate: epsilon of all planned steps, or of all steps taken if these are more."""
         return certificate(self.account.settings.plan, self._facts())
 
     def save_certificate(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """Write the certificate with the plan and the counts it follows from: `sordino certify` computes it again."""
+        """Write certificate, plan and counts to a file, which `sordino certify` can check."""
         return accounts.save_certificate(Path(path), self.account.settings.plan, self._facts())
 
     def _facts(self) -> Facts:
-        """Return the facts of the loop for its certificate, after all checks."""
+        """Check the model, and return the loop's facts for its certificate."""
         if self.pending.piece is not None:
             found = "a certificate asked for while a batch waits for its step"
-            raise _loop(found, "a step for each batch that was drawn", "step on it, then ask")
+            raise _loop(found, "a step for each batch that was drawn", "call step() first, then certificate()")
         self.recording.guard.check()
         self._remember()
         self.recording.refuse_stale()
         self._refuse_stale_loss(always=True)
         how, checks = self.recording.evidence()
-        check = _KNOWN.format(found=self.check.found) if self.own is None else _EACH
+        recognised = [found for found, _ in self.others if found != LossCheck.DECLARED]  # a rank may have had no record
+        check = _KNOWN.format(found=[*recognised, self.check.found][0]) if self.own is None else _EACH
         facts = self.account.facts(Loop(self.account.settings.reduction, check, how, checks))
         return replace(facts, public=declared_frozen(self.recording.model), own_code=self._own_code())
 
     def _own_code(self) -> OwnCode | None:
-        """Return the weakest grade of all code that ran on records; None where none has run."""
+        """Return the weakest grade (`sordino.graph`) of all code that ran on records; None if none has run."""
         if not self.steps:
             return None
-        found = [self.recording.grade(), *([] if self.own is None else [self.own.grade]), *self.batch_code()]
-        if self.targets.changed:
-            found.append((TRUSTED, f"the loop changes targets itself ({self.targets.changed})"))
+        found = [*self._grades(), *((grade, why) for _, grades in self.others for grade, why in grades)]
         grade = weakest([one for one, _ in found])
         why = "; ".join(dict.fromkeys(reason for one, reason in found if one == grade and reason))
         given = [*self.recording.inputs.public.values(), *self.targets.public.values()]  # beside records
@@ -309,16 +333,24 @@ class PrivateOptimizer(Optimizer):
         others = f"; {count} further inputs, the same in every step, are taken for public" if count else ""
         return OwnCode(grade, (why or _PROVED) + others)
 
+    def _grades(self) -> list[tuple[Grade, str]]:
+        """Return the grades of all code that ran on the records of this rank, and why they are not better."""
+        found = [self.recording.grade(), *([] if self.own is None else [self.own.grade]), *self.batch_code()]
+        if self.targets.changed:
+            found.append((TRUSTED, f"the loop changes targets itself ({self.targets.changed})"))
+        return found
+
     def _remember(self) -> None:
-        """Register this loop's cost for a run that begins with its weights."""
+        """Register this loop's privacy cost, so that a later run from its weights can state it."""
         cost = self.account.cost()
         if cost is not None:
             lineage.register_run(self.recording.model, self.first, (*self.account.earlier, cost), self.records)
 
     def detach(self) -> nn.Module:
-        """Return the model, ordinary again; the inner optimizer stays locked, so training on needs a new one."""
+        """Return the model as an ordinary module; further training needs a new optimizer."""
         self._remember()
         self.recording.restore()
+        allow_wrapping(self.recording.model)
         return self.recording.model
 
 
@@ -328,5 +360,5 @@ def _loop(found: str, needed: str, fix: str = "") -> PlanError:
 
 def _layout(named: dict[str, nn.Parameter]) -> Layout:
     if not named:
-        raise ConfigError("an optimizer without a trainable parameter of the model", "at least one")
+        raise ConfigError("an optimizer without a trainable parameter of the model", "at least one such parameter")
     return Layout.of_shapes((name, parameter.shape, True) for name, parameter in named.items())

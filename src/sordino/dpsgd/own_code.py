@@ -1,4 +1,4 @@
-"""The user's functions on records: `loss=` and `transform=` of make_private as graphs, and the loss of a plain loop.
+"""User functions on records: `loss=` and `transform=` of make_private as graphs, and recognition of a loop's own loss.
 
     loss = 1 / b * sum_j f(output_j, target_j)            inputs_j = f(inputs_j) for each record of a batch
 
@@ -7,14 +7,14 @@ batch, else on each record separately. It may draw random numbers from torch. Th
 backward pass is that of the loss's graph; terms that the loop adds to the loss are found, and refused.
 
 Without `loss=` the loop computes its own loss, which is recognised from its gradient in every step: mean or sum, of a
-known loss. The number that undoes a mean is the size of the batch, which is secret: taken for a sum, every record's
-gradient would depend on how many others there are, and the clip norm would bound nothing that the cost speaks of. The
-same holds where a mean divides by the tokens that count, or where records are compared: a loss that is not recognised
+known loss. A mean is undone by multiplying with the secret batch size: if a mean were taken for a sum, every record's
+gradient would depend on the number of other records, and the clip norm would not bound one record's influence. The
+same holds for a mean over tokens of all records, or a loss that compares records: a loss that is not recognised
 is refused. Once a loss is recognised, with the constant c before it, the gradient that enters the model is
 
     c / b * d loss_j / d output_j   (a mean; without b a sum),     of the known loss and of the labels in the batch
 
-and not the loop's, which must agree with it: a record's gradient is that of a known loss of this record alone.
+and not the loop's, which must agree with it: so each record's gradient depends on this record alone.
 Called by `recording`, `optimizer` and `loader`.
 """
 
@@ -55,29 +55,29 @@ from sordino.rng import at_global_rng_state, global_rng_state
 PerRecord = Callable[..., Tensor]  # (output, *targets) -> one value per record [b]
 NEXT = "cross_entropy of the next token"
 _SURE = "make_private(..., loss=f) with f(output, target) -> one value per record, and optimizer.loss(model(x), y)"
-_TERM = "a loss in which each record has a term of its own"
+_TERM = "a sum or mean of one term per record, each of that record alone"
 
 
 def untraceable(what: str, reason: str, needed: str, *ways: str) -> PlanError:
-    vouch = 'own_code="trusted" in make_private, if you vouch that it keeps the records of a batch apart: the '
+    vouch = 'own_code="trusted" in make_private, if you vouch that no record influences another: the '
     found = f"a {what} that no graph can be captured of ({reason})"
-    return PlanError("own code", found, needed, "; ".join((*ways, f"or {vouch}certificate will say so")))
+    return PlanError("own code", found, needed, "; ".join((*ways, f"or {vouch}certificate states it")))
 
 
 def stale_code(what: str) -> PlanError:
     return PlanError(
         "own code",
-        f"a {what} that answers synthetic records otherwise than when its graph was captured",
-        "code that stays as it was: numbers that a loop sets may come from records, and the graph does not see them",
-        'give a schedule to the optimizer, not to the model or the loss; or own_code="trusted", if you vouch for it',
+        f"a {what} with other outputs for synthetic records than when its graph was captured",
+        "unchanged code: the graph ignores later changes, and numbers that a loop sets may come from records",
+        'schedule the optimizer, not the model or the loss; or own_code="trusted", if you vouch for the code',
     )
 
 
 class TracedFunction:
-    """A user's function of tensors with its graphs; `own_code`: the user vouches for it where it has no graph."""
+    """A user's function of tensors and its graphs; with `own_code` the user vouches for it if it has no graph."""
 
     name = "function"
-    needed = "a function of tensors that remembers nothing: no noise is added there"
+    needed = "a function of tensors that stores no records: stored records would be released without noise"
     ways: tuple[str, ...] = ()
 
     def __init__(self, function: Callable[..., Any], own_code: bool) -> None:
@@ -88,13 +88,13 @@ class TracedFunction:
 
     @property
     def grade(self) -> tuple[Grade, str]:
-        """Return the grade of the function, and why it is not better."""
+        """Return the function's grade (`sordino.graph`), and the reason why the grade is not better."""
         if self.untraced:
             return TRUSTED, f"the {self.name} itself runs on records ({self.untraced})"
         return weakest([one.grade for one in self.used]), "; ".join(one.reason for one in self.used if one.reason)
 
     def traced(self, args: tuple[Any, ...], records: Sequence[bool]) -> Traced | None:
-        """Return the graph for these arguments; None where there is none and the user vouches for the function."""
+        """Return the graph for these arguments; None if there is no graph and the user vouches for the function."""
         try:
             return self.tracing.of(args, {}, records)
         except UntraceableError as error:
@@ -116,7 +116,7 @@ def _for_each(function: Callable[..., Any], args: tuple[Any, ...], records: Sequ
 
 
 class RecordTransform(TracedFunction):
-    """`transform=` of make_private: applied to the inputs of every batch (x of (x, y), or all of a dict)."""
+    """The `transform=` of make_private, applied to the inputs of every batch: x of (x, y), or all entries of a dict."""
 
     name = "transform"
     ways = (
@@ -125,7 +125,7 @@ class RecordTransform(TracedFunction):
     )
 
     def __call__(self, batch: Any, size: int) -> Any:
-        """Return the batch with its inputs transformed; labels stay as they are."""
+        """Return the batch with transformed inputs and unchanged labels."""
         if isinstance(batch, list | tuple):
             return [self._run(batch[0], size), *batch[1:]]
         return self._run(dict(batch) if isinstance(batch, Mapping) else batch, size)
@@ -146,9 +146,9 @@ class RecordTransform(TracedFunction):
 
 
 def named_loss(kind: str, model: nn.Module) -> tuple[PerRecord, bool]:
-    """Return a loss of Sordino by its kind, and whether each of its values is known to depend on one record alone.
+    """Return a built-in loss by its name, and whether each value is known to depend on one record alone.
 
-    It takes a model's output or its logits; the labels of a causal language model are the next tokens.
+    The loss takes a model's output or its `logits`; for a causal language model the labels are the next tokens.
     """
     own = loss_of(kind)
     shift = own.targets == "token" and is_causal(model)
@@ -161,10 +161,10 @@ def named_loss(kind: str, model: nn.Module) -> tuple[PerRecord, bool]:
 
 
 class RecordLoss(TracedFunction):
-    """`loss=` of make_private: a function (output, *targets) -> one value per record."""
+    """The `loss=` of make_private: a function (output, *targets) -> one value per record."""
 
     name = "loss"
-    needed = "a function of one record's output and target, which remembers nothing: no noise is added there"
+    needed = "a function of one record's output and target, which stores no records"
     ways = ("write it without Python branches on data and without state",)
 
     def __init__(self, loss: PerRecord, own_code: bool = False, known: bool = False) -> None:
@@ -177,11 +177,12 @@ class RecordLoss(TracedFunction):
     def __call__(
         self, output: Any, targets: tuple[Any, ...], outputs: list[Tensor], size: int, records: list[bool]
     ) -> Tensor:
-        """Return the mean over the batch of `size` records; `records` says which targets have a slice per record."""
+        """Return the mean over the batch of `size` records; `records` marks the targets with one slice per record."""
         leaves = [x for x in tree_flatten(output)[0] if isinstance(x, Tensor) and x.requires_grad]
         if not leaves or any(all(x is not y for y in outputs) for x in leaves):
-            found = "optimizer.loss of something else than the output of model(x) for this batch"
-            raise PlanError("loop", found, "the unchanged output", "change it inside the loss, record by record")
+            found = "optimizer.loss of a tensor that is not the output of model(x) for this batch"
+            fix = "change the output inside the loss function"
+            raise PlanError("loop", found, "the unchanged output of model(x)", fix)
         if not size:
             return torch.stack([x.sum() for x in leaves]).sum() * 0
         mean = self._values((output, *targets), size, records).mean()
@@ -192,7 +193,7 @@ class RecordLoss(TracedFunction):
         return mean
 
     def capture_again(self) -> None:
-        """Forget all graphs: the next call captures the changed loss, graded as trusted."""
+        """Discard all graphs; the next call captures the changed loss, with the grade "own code, trusted"."""
         self.untraced, self.used = "it was changed while it trained", []
         self.tracing.forget()
 
@@ -218,7 +219,7 @@ class RecordLoss(TracedFunction):
 
     @torch.no_grad()
     def _check(self, traced: Traced, args: tuple[Any, ...], records: list[bool]) -> None:
-        """Refuse a graph that gives synthetic records not one value each, or other values in a batch than alone."""
+        """Refuse a graph without one value per synthetic record, or with other values in a batch than alone."""
         inputs, form = flat(args, {})
         (sample, _) = tree_unflatten(synthetic_batch(inputs, records, RECORDS), form)
         with frozen_rng():
@@ -227,14 +228,14 @@ class RecordLoss(TracedFunction):
                 _refuse_mixing(together, self._each(traced, sample, RECORDS), traced.alone)
 
     def _run_trusted(self, args: tuple[Any, ...], size: int) -> Tensor:
-        """Run the user's function record by record; refuse one that remembers a batch, or mixes its records."""
+        """Run a function without a graph record by record; refuse one that stores or mixes records."""
         detached = tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, args)
         first = tree_map(lambda x: x[:1] if has_records(x, size) else x, detached)
         before = self._value_of(first)
         values = self._each(None, args, size)
         if not relative_distance([before], [self._value_of(first)]) <= SAME:
-            found = "a loss whose value for a record is another one after a batch than before it"
-            fix = "keep what is counted or averaged out of the loss, and take random numbers from torch"
+            found = "a loss whose value for a record changes after a batch"
+            fix = "remove counters and running averages from the loss, and take random numbers from torch"
             raise PlanError("reduction", found, self.needed, fix)
         if not self.compared and size > 1:
             with torch.no_grad(), frozen_rng():
@@ -249,7 +250,7 @@ class RecordLoss(TracedFunction):
             return self.loss(*record).detach().clone()
 
     def _expect(self, leaf: Tensor, due: Tensor) -> None:
-        """Replace the gradient that arrives at an output by the one that is due, and store both."""
+        """Replace the gradient at the model's output by that of the captured loss, and store both for `verify`."""
         arrived = torch.zeros_like(leaf, requires_grad=False)
         self.slopes.append((arrived, due))
 
@@ -260,12 +261,12 @@ class RecordLoss(TracedFunction):
         leaf.register_hook(add)  # type: ignore[no-untyped-call]
 
     def verify(self) -> None:
-        """Refuse a backward pass that came by another way than this loss alone."""
+        """Refuse a backward pass whose gradient is not that of this loss alone."""
         slopes, self.slopes = self.slopes, []
         if not slopes or any(not torch.allclose(a, b, rtol=1e-3, atol=1e-12, equal_nan=True) for a, b in slopes):
             found = "a backward pass that is not that of optimizer.loss(output, target) alone"
             fix = "call optimizer.loss(model(x), y).backward(), and put every term into that loss"
-            raise PlanError("loop", found, "the loss that make_private was given", fix)
+            raise PlanError("loop", found, "the gradient of make_private's loss= alone", fix)
 
 
 def _checked_shape(values: Any, size: int) -> Tensor:
@@ -277,10 +278,10 @@ def _checked_shape(values: Any, size: int) -> Tensor:
 
 
 def _refuse_mixing(together: Tensor, alone: Tensor, alike: bool = True) -> None:
-    """Refuse a loss of records in a batch that is not that of each record alone."""
+    """Refuse losses of records in a batch that differ from the losses of each record alone."""
     if not alike or not torch.allclose(together, alone, rtol=1e-3, atol=1e-5, equal_nan=True):
         found = "a loss whose value for one record depends on the other records of the batch"
-        fix = "divide by a constant, or by what the record itself has, never by a count of the batch"
+        fix = "divide by a constant or by a count of the record itself, never by a count of the batch"
         raise PlanError("reduction", found, "a function of one record's output and target", fix)
 
 
@@ -289,7 +290,7 @@ def _classes(out: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
 
 
 def _tokens(out: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Return the cross-entropy of [b, T, V] at [b, T], flattened."""
+    """Return the token cross-entropies of logits [b, T, V] and labels [b, T], flattened."""
     if out.dim() != y.dim() + 1 or y.dim() < 2:
         raise ValueError("no tokens")
     return _classes(out.flatten(0, -2), y.flatten(), smoothing)
@@ -323,7 +324,7 @@ def known_loss(name: str) -> LossFunction:
 
 
 def has_ignored_targets(target: Tensor | None) -> bool:
-    """Return whether some targets are ignored, so that a mean would divide by the number of the others."""
+    """Return whether some targets have the ignored label, so that a mean divides by the number of the others."""
     return target is not None and target.dtype == torch.int64 and bool((target == IGNORED).any())
 
 
@@ -333,7 +334,7 @@ MOST_LOSSES = 3  # that one after the other may be taken for the loop's: each fi
 @codec.hides_values
 @dataclass
 class OutputGradient:
-    """A model's output [b, ...] with its targets, and d loss / d output once the backward pass has reached it."""
+    """A model's output [b, ...], its targets, and d loss / d output after the backward pass."""
 
     output: Tensor
     target: Tensor | None = None
@@ -344,7 +345,7 @@ class OutputGradient:
 
     @classmethod
     def of(cls, output: Any, live: Sequence[Tensor], target: Tensor | None, size: int, check: LossCheck) -> list[Any]:
-        """Return one for each tensor of the output; the target belongs to the only one, or to its logits."""
+        """Return one object per output tensor; the target is assigned to the only tensor, or to `logits`."""
         main, found = getattr(output, "logits", output), []
         for one in live if size else ():
             seen = cls(one.detach(), target if one is main else None, size=size)
@@ -358,7 +359,7 @@ class OutputGradient:
         return self.due
 
     def finite(self) -> OutputGradient:
-        """Return it without the records whose output or gradient is not finite: they count as zero anyway."""
+        """Return a copy without records whose output or gradient is not finite; such records count as zero."""
         assert self.slope is not None
         assert self.target is not None
         good = (self.output.isfinite() & self.slope.isfinite()).flatten(1).all(1)
@@ -375,7 +376,7 @@ class OutputGradient:
         return replace(self, output=output, target=target, slope=slope, due=None)
 
     def summed_slope(self, name: str) -> Tensor | None:
-        """Return d sum of the known losses / d output; None where the loss does not fit."""
+        """Return d (summed known loss) / d output; None if that loss does not apply to this output and target."""
         output, target = self.output, self.target
         assert target is not None
         plain = output.dim() == 2 and target.shape == output.shape[:1]
@@ -389,7 +390,7 @@ class OutputGradient:
                 return None
 
     def recognise(self) -> tuple[str, float] | None:
-        """Return the known loss whose summed gradient is proportional to the slope, and the factor."""
+        """Return the known loss whose summed gradient is proportional to the observed gradient, and the factor."""
         names = (*KNOWN, *(f"{base}{SMOOTHED}{found}" for base in _SMOOTHED if (found := self._smoothing(base))))
         return next(((name, factor) for name in names if (factor := self._factor(name))), None)
 
@@ -418,20 +419,22 @@ class OutputGradient:
 
 
 class LossCheck:
-    """Recognises the loop's loss, compares it with what was declared, and replaces its gradient by the known loss's.
+    """Recognition of the loop's loss, whose gradient is then replaced by that of the known loss.
 
-    factor = slope / slope of the summed loss: in every batch factor * b is the same for a mean, factor for a sum.
+    factor = gradient / gradient of the summed loss. For a mean factor * b is constant, for a sum factor is.
     """
+
+    DECLARED = "declared"  # of a loss that no batch has shown yet
 
     def __init__(self, declared: Reduction, expected: float) -> None:
         self.declared, self.expected = declared, expected
-        self.found = "declared"
+        self.found = self.DECLARED
         self.first: tuple[int, float] | None = None  # size and factor of the first batch
         self.known: tuple[str, float] | None = None  # the loss, and the constant c
         self.examples: list[OutputGradient] = []  # some records of the batches in which it was recognised
 
     def due(self, seen: OutputGradient) -> Tensor | None:
-        """Return the gradient of the known loss; None where none is recognised."""
+        """Return the gradient of the recognised loss; None if no known loss fits."""
         if seen.target is None or seen.slope is None:
             return None
         seen.agrees = self._agrees(seen)
@@ -469,20 +472,20 @@ class LossCheck:
         return own * (self.known[1] / seen.size if self.declared == "mean" else self.known[1])
 
     def _agrees(self, seen: OutputGradient) -> bool:
-        """Return whether the gradient is that of the known loss, within the rounding of its constant."""
+        """Return whether the gradient equals that of the known loss up to rounding."""
         due, slope = self._slope(seen), seen.slope
         if due is None or slope is None or slope.shape != due.shape:
             return False
         return float((slope - due).norm()) <= 2e-3 * float(due.norm())
 
     def check(self, outputs: Sequence[OutputGradient], size: int) -> None:
-        """Refuse a loss of a batch of `size` records that is not reduced as declared, or not known."""
+        """Refuse a loss that is not recognised, or whose reduction over the `size` records is not the declared one."""
         if not size:
             return
         reached = [one for one in outputs if one.slope is not None]
         others = [one.slope for one in reached if one.target is None]
         if len(others) == len(reached) or any(slope is not None and bool(slope.any()) for slope in others):
-            raise _unknown("a loss of something else than one output tensor and the batch's last tensor")
+            raise _unknown("a loss that is not computed from one output tensor and the batch's last tensor")
         for one in reached:
             if one.target is not None:
                 self._check(one)
@@ -505,29 +508,28 @@ class LossCheck:
             self._check_reduction(*found, seen)
         if self.known is not None:
             if not self._agrees(seen):
-                raise _unknown("a loss that is another one, or has another weight, than in earlier batches")
+                raise _unknown("a loss that differs, or is weighted differently, from earlier batches")
             self.found = f"recognised: {self.known[0]}"
 
     def _refusal(self, seen: OutputGradient) -> PlanError:
-        """Return the refusal of a loss that is not proportional to a known one; class weights are named.
+        """Return the error for a loss that is not proportional to a known one; it mentions class weights.
 
-        With them torch divides the mean by the weights of the batch: a record's share depends on the others.
+        With class weights torch divides the mean by the weights of the batch, so a record's share depends on the
+        others.
         """
         slope, expected = seen.slope, seen.summed_slope("cross_entropy")
         assert slope is not None
         if expected is not None and seen.output.dim() == 2 and expected.shape == slope.shape:
             shares = (slope * expected).sum(1) / expected.square().sum(1)  # w_j; of a mean w_j / sum of w
             if _proportional(slope, shares[:, None] * expected):
-                return _unknown(
-                    "a cross-entropy with class weights: they are not known, and a mean divides by their sum"
-                )
-        return _unknown("a loss that is not one of those whose terms are known to be a record's own")
+                return _unknown("a cross-entropy with class weights, whose mean divides by the weights of all records")
+        return _unknown("a loss that is not recognised as a sum or mean of terms of one record each")
 
     def _check_reduction(self, name: str, factor: float, seen: OutputGradient) -> None:
         assert seen.target is not None
         target, size = seen.target[:, 1:] if name.startswith(NEXT) else seen.target, seen.size
         if has_ignored_targets(target) and _near(factor * float((target != IGNORED).sum()), 1.0):
-            found = f"a mean over the targets that are not {IGNORED}: their number is that of all records together"
+            found = f"a mean over all targets of the batch that are not {IGNORED}, whose number depends on all records"
             raise PlanError("reduction", found, _TERM, _SURE)
         apparent = self._apparent(factor, size, seen.output[0].numel())
         if apparent is None and self.first is not None and not _near(size / self.first[0], 1.0, 0.01):
@@ -537,10 +539,10 @@ class LossCheck:
             self.first = self.known = None
             found = f"a loss ({name}) that is the {apparent} over a batch, and reduction = {self.declared!r}"
             fix = f'make_private(..., reduction="{apparent}")'
-            raise PlanError("reduction", found, "the reduction that the loss has", fix)
+            raise PlanError("reduction", found, "reduction= equal to the loss's own reduction", fix)
 
     def _apparent(self, factor: float, size: int, width: int) -> Reduction | None:
-        """Return mean or sum by the usual factors, 1 / b or 1 (of mean squares, the width), or by two batch sizes."""
+        """Return "mean" or "sum", judged by the loss's factor: 1 / b or 1, or its values at two batch sizes."""
         if self.first is None:  # None where a constant may be meant
             if _near(factor * size, 1.0) and size != self.expected:
                 return "mean"
@@ -560,4 +562,4 @@ def _proportional(slope: Tensor, expected: Tensor) -> bool:
 
 
 def _unknown(found: str) -> PlanError:
-    return PlanError("reduction", found, f"{_TERM}, for sure", _SURE)
+    return PlanError("reduction", found, _TERM, _SURE)

@@ -35,7 +35,7 @@ HALF = frozenset({torch.bfloat16, torch.float16})
 
 
 def wide(value: Tensor) -> Tensor:
-    """Return half precision as float32: its norms and sums would be off by more than the slack."""
+    """Return half-precision tensors as float32, because norms and sums in half precision are too inexact."""
     return value.float() if value.dtype in HALF else value
 
 
@@ -51,7 +51,7 @@ class Piece(Protocol):
     doubt     bound on the error of `squares` where it may matter, [b]
     weighted  sum_j weights_j g_j, shaped as the parameter; of more than `FEW` records in float64
     rows      the gradients themselves, [b, *shape]
-    at        the piece of some of the records
+    at        the same piece for some of the records only
     """
 
     def squares(self) -> Tensor: ...
@@ -71,7 +71,7 @@ def weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def row_squares(rows: Tensor) -> Tensor:
-    """Return ||row||^2 of [b, ...] in float64, from float32 norms of blocks (see `parts.clipping`)."""
+    """Return ||row||^2 of rows [b, ...] in float64, from float32 norms of blocks (see `parts.clipping`)."""
     rows = rows.reshape(len(rows), -1)
     b, d = rows.shape
     if d <= BLOCK:
@@ -110,7 +110,7 @@ def identity(rows: Tensor) -> Tensor:
 
 
 class OutputGradients:
-    """Output gradients [b, T, O] of a layer, with the Gram matrices and the scaled copy that its parameters share."""
+    """Output gradients [b, T, O] of a layer; its weight and bias share their Gram matrices and weighted copies."""
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
@@ -202,7 +202,7 @@ class Outer:
 
 
 def _products(inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Return sum_t out_jt (x) in_jt, [b, O, I]; few inputs are multiplied from the other side, four times as fast."""
+    """Return sum_t out_jt (x) in_jt, [b, O, I], in the order of multiplication that is faster."""
     if 4 * inputs.shape[2] <= outputs.shape[2]:
         return torch.bmm(inputs.transpose(1, 2), outputs).transpose(1, 2).contiguous()
     return torch.bmm(outputs.transpose(1, 2), inputs)
@@ -289,7 +289,7 @@ class Tied:
 
 
 def merge_pieces(pieces: Sequence[Piece]) -> Piece:
-    """Return the piece of a parameter that is used several times: the sum of its uses, taken BEFORE the norm."""
+    """Return one piece for a parameter that is used several times: gradients of all uses are summed BEFORE the norm."""
     first = pieces[0]
     if len(pieces) == 1:
         return first
@@ -314,7 +314,7 @@ Use = Callable[[Tensor], Pieces]  # from d loss / d output to the pieces of the 
 @codec.hides_values
 @dataclass
 class Call:
-    """One use of a layer: its rule, and the gradient of its output once the backward pass has run."""
+    """One recorded call of a layer: its rule, and the gradient of its output after the backward pass."""
 
     use: Use
     shape: tuple[int, ...]
@@ -328,7 +328,7 @@ class Call:
         self.slope = slope if self.slope is None else self.slope + slope
 
     def pieces(self) -> Pieces:
-        """Return the pieces of the layer's rule; refuse an input that was overwritten."""
+        """Return the per-record gradients by the layer's rule; refuse an input that was overwritten."""
         if self.slope is None:
             return ()
         if self.kept is not None and self.kept._version != self.version:
@@ -346,7 +346,7 @@ class Call:
 
 
 class UnrecordableError(PlanError):
-    """Layers in which the rules cannot tell records apart: the whole model must run record by record."""
+    """Raised where layer rules cannot separate the records: the whole model must then run record by record."""
 
     def __init__(self, found: str) -> None:
         fix = "keep the batch as the first axis of every layer's input"
@@ -354,7 +354,7 @@ class UnrecordableError(PlanError):
 
 
 class Watch(torch.autograd.Function):
-    """The identity, whose backward stores the gradient in `call`. `anchor` makes the output differentiable."""
+    """Identity function whose backward stores the gradient in `call`; `anchor` makes the output differentiable."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, anchor: Tensor, call: Call) -> Tensor:
@@ -369,7 +369,7 @@ class Watch(torch.autograd.Function):
 
 
 class Copies(torch.autograd.Function):
-    """One copy of a parameter per record, as a view; the backward stores their gradients in `call`."""
+    """Expanded view of a parameter, one copy per record; the backward stores the copies' gradients in `call`."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, anchor: Tensor, call: Call, batch: int) -> Tensor:
@@ -383,7 +383,7 @@ class Copies(torch.autograd.Function):
 
 
 class Tape:
-    """The recorded layer calls of one batch; `anchor` is a zero on the device of the model."""
+    """Recorded layer calls of one batch; `anchor` is a zero tensor on the model's device."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.anchor = torch.zeros((), requires_grad=True, device=device)
@@ -396,10 +396,10 @@ class Tape:
         self.anchor.grad = None
 
     def check_slices(self, leaves: Sequence[Tensor], rows: Iterable[int], parameters: Sequence[Tensor] = ()) -> None:
-        """Refuse layers in which the gradient of one record's output reaches other records' slices.
+        """Refuse layers in which the gradient of one record's output is nonzero in other records' slices.
 
-        `leaves` are outputs [b, ...]. Found is a rule that takes the wrong axis for the records, a layer that mixes
-        them, and a use of `parameters` past the layers.
+        `leaves` are outputs [b, ...]. This finds a rule with the wrong record axis, a layer that mixes
+        records, and a use of `parameters` outside the recorded layers.
         """
         for row in rows:
             figure = torch.stack([y[row].float().sum() for y in leaves]).sum()
@@ -431,9 +431,9 @@ class Tape:
     def watch(
         self, output: Tensor, use: Use, kept: Tensor | None = None, axis: int = 0, shape: tuple[int, ...] | None = None
     ) -> Tensor:
-        """Record the gradient of `output` and return it in `shape`; it is a fresh tensor, no view.
+        """Return `output` in `shape` as a new tensor whose gradient will be recorded.
 
-        `kept` is the tensor that the rule must find unchanged, `axis` where the records lie.
+        `kept` is the input that the rule needs unchanged in the backward pass; records lie along `axis`.
         """
         call = Call(use, shape or tuple(output.shape), axis, kept, 0 if kept is None else kept._version)
         self.calls.append(call)
@@ -458,5 +458,5 @@ class Tape:
 
 
 def first_length(args: Any, kwargs: Any) -> int:
-    """Return the length of the first tensor of the arguments: the number of records of a batch."""
+    """Return the number of records of a batch: the length of the first tensor among the arguments."""
     return next((len(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor) and x.dim()), 0)

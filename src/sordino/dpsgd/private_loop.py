@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 from sordino import codec
 from sordino.certificate.facts import EarlierRun
@@ -17,15 +18,16 @@ from sordino.data import lineage
 from sordino.data.program import check_labels, refuse_layers, trial_outputs
 from sordino.dpsgd import refuse_mixing
 from sordino.dpsgd.account import Account, LedgerAccount
-from sordino.dpsgd.loader import PendingBatch, PrivateLoader, check_collate, grade_collate
+from sordino.dpsgd.loader import PendingBatch, PrivateLoader, check_collate, grade_collate, rows_hash
 from sordino.dpsgd.optimizer import PrivateOptimizer
 from sordino.dpsgd.own_code import PerRecord, RecordLoss, RecordTransform, named_loss
+from sordino.dpsgd.processes import Ranks, group_options, refuse_wrapping, unwrapped
 from sordino.dpsgd.recording import RecordedForward, Recording
 from sordino.dpsgd.settings import Reduction, Settings, batches, calibrate_noise, checked_delta, loop_plan
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.ledger.ledger import Ledger
 from sordino.parts.strategies import Strategy
-from sordino.rng import Mode, streams
+from sordino.rng import Mode
 
 
 @codec.check_keywords
@@ -76,17 +78,22 @@ def make_private(
     order, the same in every epoch, as of a DataLoader(shuffle=True) that shuffled once; each record is read once an
     epoch, a rest that fills no batch never. Nothing is amplified, neighbours replace one record, and no step is taken
     after the planned ones. The state of the noise is in the optimizer's state_dict: keep that file secret.
+
+    Where torch.distributed is initialised (torchrun), all ranks call this with the same arguments: batch_size is that
+    of all ranks together, each is given its part of every batch, and the step sums over ranks before the noise. A model
+    in DistributedDataParallel is returned without it.
     """
     if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
-        raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum")
+        needed = 'noise "simulation" or "secure", reduction "mean" or "sum"'
+        raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", needed)
     if own_code not in ("trusted", None):
         raise ConfigError(f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for your code')
     if loss is not None and reduction != "mean":
-        raise ConfigError(f"loss and reduction = {reduction!r}", "one of them: optimizer.loss is a mean")
+        raise ConfigError(f"loss and reduction = {reduction!r}", "only one of the two: optimizer.loss is always a mean")
     if max_physical_batch_size is not None and max_physical_batch_size < 1:
         raise ConfigError(f"max_physical_batch_size = {max_physical_batch_size}", "a whole number of at least 1")
     _refuse_prepared(model, optimizer, loader)
-    size = _check_loader(loader)
+    model, size = unwrapped(model), _check_loader(loader)
     refuse_layers(model, statistics=False)
     _refuse_checkpointing(model)
     refuse_mixing(model)
@@ -98,16 +105,16 @@ def make_private(
     plan, own_seed = calibrate_noise(bare, epsilon, noise_multiplier, delta), seed if noise == "simulation" else 0
     settings = Settings(plan=plan, delta=delta, noise=noise, seed=own_seed, reduction=reduction, epsilon=epsilon)
     records = lineage.tensors_of(loader.dataset)
-    account = Account(settings, LedgerAccount.of(ledger, dataset, settings), lineage.runs_of_model(model, records))
+    ranks = _join_ranks(model, optimizer, loader, settings, [max_physical_batch_size, own_code, str(ledger), dataset])
+    charged_to, earlier = LedgerAccount.of(ledger, dataset, settings, ranks), lineage.runs_of_model(model, records)
+    account = Account(settings, charged_to, earlier, ranks)
     planned = EarlierRun.of_cost(plan.forecast, delta, account.run, lineage.IN_PROCESS)
     lineage.attach_lineage(model, (*account.earlier, planned))  # a run that begins with these weights adds their cost
     lineage.register_loop(account.run, account.cost)
-    held = {p for group in optimizer.param_groups for p in group["params"]}
-    for parameter in model.parameters():
-        if parameter not in held:  # no part of a record's gradient
-            parameter.requires_grad_(False)
-    pending, rng = PendingBatch(), streams(noise, seed)
-    expected = min(settings.records.count, max_physical_batch_size or settings.records.count)
+    _freeze_others(model, optimizer)
+    refuse_wrapping(model)
+    pending, rng, count = PendingBatch(), ranks.streams(noise, seed), settings.records.count
+    expected = min(count, (max_physical_batch_size or count) * ranks.size)  # one record more moves a piece of each rank
     trusted = own_code == "trusted"
     recording = Recording(model, pending, rng.at(0, "mixing"), expected, trusted)
     recording.prepare(() if transform else records)
@@ -130,8 +137,34 @@ def _refuse_prepared(*parts: Any) -> None:
             raise ConfigError(found, "the model, the optimizer and the DataLoader themselves", fix)
 
 
+def _join_ranks(
+    model: nn.Module, optimizer: Optimizer, loader: DataLoader[Any], settings: Settings, options: list[Any]
+) -> Ranks:
+    """Return the ranks that share the loop; refuse ranks with other records, settings or parameters."""
+    ranks, dataset = Ranks.of(model), loader.dataset
+    if ranks.size > 1:
+        ranks.compare(
+            {
+                "numbers of records": len(dataset),  # type: ignore[arg-type]
+                "settings": [codec.dump(settings), loader.num_workers, *options],
+                "rows of the data set": rows_hash(dataset),
+                "settings of the optimizer": group_options(optimizer.param_groups),
+                "parameters": [(name, list(p.shape), p.requires_grad) for name, p in model.named_parameters()],
+            }
+        )
+    return ranks
+
+
+def _freeze_others(model: nn.Module, optimizer: Optimizer) -> None:
+    """Freeze parameters that the optimizer does not hold: they are no part of a record's gradient."""
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    for parameter in model.parameters():
+        if parameter not in held:
+            parameter.requires_grad_(False)
+
+
 def _refuse_checkpointing(model: nn.Module) -> None:
-    """Refuse gradient checkpointing: what is computed again in the backward pass is not recorded."""
+    """Refuse gradient checkpointing, because recomputation in the backward pass is not recorded."""
     for name, part in model.named_modules():
         if getattr(part, "gradient_checkpointing", False) is True:
             found = f"layer '{name}' with gradient checkpointing, which runs again in the backward pass"
@@ -145,15 +178,19 @@ def _check_loader(loader: DataLoader[Any]) -> int:
     if isinstance(loader, PrivateLoader):
         raise ConfigError("a loader that is private already", "the original DataLoader")
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise DataError("a data set that can only be iterated", "one with a length and an index", "list it first")
+        needed = "a data set with __len__ and __getitem__"
+        raise DataError("a data set that can only be iterated", needed, "read it into a list")
     if loader.batch_size is None:
-        fix = "pass DataLoader(dataset, batch_size=...): batches are drawn anew, as the cost assumes"
-        raise DataError("a loader with a batch_sampler of its own, or without batches", "a batch_size", fix)
+        fix = "pass DataLoader(dataset, batch_size=...); make_private draws the batches itself"
+        raise DataError("a loader with a batch_sampler, or without batches", "a loader with a batch_size", fix)
     sampler = loader.sampler
     drawn = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset)
     if not drawn and not isinstance(sampler, SequentialSampler):
         found = f"a loader with sampler {type(sampler).__name__}, which would not be used"
-        raise DataError(found, "every record of the data set, in any order", "pass a Subset as the data set")
+        fix = "to leave records out, pass a Subset as the data set"
+        if isinstance(sampler, DistributedSampler):
+            fix = "remove the sampler: batch_size counts all ranks together, and each rank gets its part of a batch"
+        raise DataError(found, "no sampler: every record may be drawn", fix)
     if not 0 < loader.batch_size <= len(dataset):
         found = f"a batch_size of {loader.batch_size} for {len(dataset)} records"
         raise DataError(found, "at most the number of records", "lower batch_size")
@@ -165,22 +202,23 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     if any(
         isinstance(part, PrivateOptimizer | RecordedForward) for part in (optimizer, vars(model).get("forward"), *hooks)
     ):
-        raise ConfigError("a model or an optimizer that is private already", "new ones", "detach() the model")
+        found = "a model or an optimizer that is private already"
+        raise ConfigError(found, "ordinary ones", "call optimizer.detach() first")
     if isinstance(optimizer, LBFGS):
-        raise ConfigError("LBFGS, which looks at the loss many times per step", "one gradient per step", "use SGD")
+        raise ConfigError("LBFGS, which evaluates the loss many times per step", "one gradient per step", "use SGD")
     known = set(model.parameters())
     held = [p for group in optimizer.param_groups for p in group["params"]]
     if any(p not in known for p in held):
         raise ConfigError("an optimizer that holds a parameter of another module", "parameters of the model alone")
     if not any(p.requires_grad for p in held):
-        raise ConfigError("an optimizer without a trainable parameter of the model", "at least one")
+        raise ConfigError("an optimizer without a trainable parameter of the model", "at least one such parameter")
     away = next((name for name, p in model.named_parameters() if p.device != torch.device("cpu")), None)
     if away is not None:
         raise PlanError("engine", f"parameter '{away}' on another device", "a model on the CPU", "model.to('cpu')")
 
 
 def _check_labels(model: nn.Module, dataset: Any) -> None:
-    """Refuse labels without a class, where records and labels are tensors and the model's outputs are scores."""
+    """Refuse class labels outside the model's number of scores, if records and labels are tensors."""
     if type(dataset) is not TensorDataset or len(dataset.tensors) != 2:
         return
     x, y = dataset.tensors

@@ -1,12 +1,12 @@
 """Recording of a model's training passes inside an ordinary PyTorch loop; used by `PrivateOptimizer`.
 
-What runs is the graph of the model (`model_graphs`), captured on synthetic records: the user's own forward sees no
-record that is trained on, unless it has no graph and the user vouches for it (`CheckedForward`). Only `model.forward`
+The loop runs the graph of the model (`model_graphs`), captured on synthetic records: the user's own forward gets no
+training record, unless it has no graph and the user vouches for it (`CheckedForward`). Only `model.forward`
 is replaced, and the layers only while it runs: copies and pickles of the model are ordinary.
 
-In half precision the 1 / b of a mean would be rounded to eight bits on its way into the model, another number for every
-b: one record more would change what all the others add, by up to b / 512 clip norms. So the model's output is widened
-to float32, and its gradient multiplied by b there.
+In half precision the 1 / b of a mean would be rounded to eight bits, differently for every
+b: one more record would change the other records' sum by up to b / 512 clip norms. So the model's output is converted
+to float32, where its gradient is multiplied by b.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from sordino.dpsgd.loader import BatchPiece, InputCheck, PendingBatch
 from sordino.dpsgd.model_graphs import GraphPass, ModelGraphs
 from sordino.dpsgd.own_code import LossCheck, OutputGradient, stale_code, untraceable
 from sordino.dpsgd.pieces import HALF, UnrecordableError, first_length
+from sordino.dpsgd.processes import refuse_active_wrapper
 from sordino.dpsgd.settings import Reduction
 from sordino.dpsgd.state_guard import GradientChangeWarning, ModelGuard
 from sordino.errors import DataError, PlanError
 from sordino.graph import TRUSTED, Grade, UntraceableError
 from sordino.graph.captured import flat
-from sordino.kernels import tune_allocator
+from sordino.version import tune_allocator
 
 EVIDENCE: dict[Grade, str] = {
     "by construction": "by the operations of the model's graph, whatever the records hold",
@@ -46,27 +47,27 @@ MEAN_ROUNDING = 2.0**-22  # clip norms that a record's clipped gradient may chan
 
 
 def clip_margin(declared: Reduction, expected: float, *, double: bool) -> float:
-    """Return the share of the clip norm C that is left free for rounding, with `expected` records at once.
+    """Return the fraction of the clip norm C reserved for float32 rounding, with `expected` records at once.
 
-    A mean hands each record 1 / b, which float32 rounds: with one record more, each of the others adds another number.
-    Measured 1.0e-7 C each, all the same way where records are equal: the sum of 100,000 moved by 1.010 C. The public
-    expected number and eight deviations more, times 2^-22, is left free for that. A sum has no such factor.
+    In a mean each record has the factor 1 / b, rounded in float32: one more record changes what each other one adds.
+    Measured: 1.0e-7 C each, in one direction if records are equal, so the sum of 100,000 moved by 1.010 C. The public
+    expected number plus eight standard deviations, times 2^-22, is reserved. A loss that is a sum needs no margin.
     """
     if declared == "sum" or double:
         return 0.0
     margin = MEAN_ROUNDING * (expected + 8.0 * math.sqrt(expected))
     if margin > 0.5:
-        found = f"a mean over about {expected:,.0f} records at once, whose gradients float32 rounds by their number"
+        found = f"a mean over about {expected:,.0f} records at once, too many for float32 rounding"
         fix = 'reduction = "sum", or max_physical_batch_size = 100_000'
-        raise PlanError("reduction", found, "at most 2,000,000", fix)
+        raise PlanError("reduction", found, "at most 2,000,000 records at once", fix)
     return margin
 
 
 class _WidenedOutputs(torch.autograd.Function):
-    """Float32 copies of the outputs, whose backward runs the model's own with gradients times `scale`.
+    """Float32 copies of a model's outputs; their backward passes gradients times `scale` to the model's backward.
 
-    The two autograd graphs are apart, so a loss that reaches into the model past the copies is a second backward pass,
-    which is refused.
+    The two autograd graphs are separate, so a loss that uses the model not through the copies is a second backward
+    pass, which is refused.
     """
 
     @staticmethod
@@ -83,7 +84,7 @@ class _WidenedOutputs(torch.autograd.Function):
 
 
 def widen_outputs(output: Any, scale: float) -> Any:
-    """Return the output in float32; its gradients are multiplied by `scale` on their way back."""
+    """Return the output in float32; gradients are multiplied by `scale` in the backward pass."""
     leaves, form = tree_flatten(output)
     inner = [y for y in leaves if _live(y)]
     anchor = torch.zeros((), requires_grad=True, device=inner[0].device)
@@ -96,7 +97,7 @@ def _live(item: Any) -> bool:
 
 
 class RecordedForward:
-    """The model's `forward` in a private loop; in a copy of the model, and in its pickle, the model's own again.
+    """The model's `forward` during a private loop; copies and pickles of the model have the user's forward.
 
     Under torch.compile it runs as it is, uncompiled: the per-record passes are no graph of torch.compile's.
     """
@@ -125,7 +126,7 @@ class RecordedForward:
 
 
 class Recording:
-    """Recorder of a model's per-record gradients; evaluation, copies and passes over other data run as usual.
+    """Recorder of a model's per-record gradients in training passes; evaluation runs as usual.
 
     While it is attached, backward passes write no `.grad` of the model's parameters. `own_code` says that the user
     vouches for code without a graph; `rng` chooses the passes in which such code is checked, and `expected` is the
@@ -172,7 +173,7 @@ class Recording:
         self.warning = GradientChangeWarning(self.named.values())
 
     def restore(self) -> None:
-        """Detach from the model, which is then as it was."""
+        """Detach from the model, which gets its own forward back."""
         self.forget()
         self.guard.remove()
         del self.model.forward
@@ -180,7 +181,7 @@ class Recording:
             self.model.forward = self.own
 
     def _plain(self, inputs: Any) -> Any:
-        """Run the user's forward, or the rule that stands in its place."""
+        """Run the user's forward, or the layer rule that replaces it."""
         now = vars(self.model).get("forward")
         return (self.plain if isinstance(now, RecordedForward) else now)(*inputs[0], **inputs[1])  # type: ignore[misc]
 
@@ -190,7 +191,7 @@ class Recording:
         self.warning.begin()
 
     def clipped_sum(self, clip_norm: float, scale: float) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the clipped sum of the batch by parameter name, and the norms of its records; forget the batch."""
+        """Return the batch's clipped gradient sum by parameter name and the records' norms; discard the recording."""
         pieces = self.tape.pieces() if self.tape.batch else {}
         self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]
         found = clipped_sum(pieces, self.named, self.tape.batch, clip_norm, scale)
@@ -198,7 +199,7 @@ class Recording:
         return found
 
     def forget(self) -> None:
-        """Forget all that was recorded."""
+        """Discard everything recorded."""
         for handle in self.handles:
             handle.remove()
         self.handles, self.backwards, self.other_records, self.current = [], 0, None, None
@@ -207,18 +208,19 @@ class Recording:
         self.outside.clear()
 
     def zero(self) -> None:
-        """Forget the gradients of backward passes; a forward pass without its backward stays."""
+        """Discard recorded backward passes; keep a forward pass that has had no backward yet."""
         self.tape.calls = [call for call in self.tape.calls if call.slope is None]
         self.outside.clear()
         self.backwards, self.other_records = 0, None
 
     def run(self, args: Any, kwargs: Any) -> Any:
-        """Return the model's output; recorded if it is a training pass over the loader's last batch."""
+        """Return the model's output; record the pass if it trains on the loader's last batch."""
         if self.trusted_forward.probe is not None:
             return self.trusted_forward.probe((args, kwargs))
         piece = self.pending.piece
         if not torch.is_grad_enabled():
             return self._evaluate(args, kwargs)
+        refuse_active_wrapper()
         self._check_device(args, kwargs)
         size = first_length(args, kwargs)
         if piece is None or size != piece.size:
@@ -239,7 +241,7 @@ class Recording:
         return output
 
     def _evaluate(self, args: Any, kwargs: Any) -> Any:
-        """Run a pass that trains nothing by its graph; else by the user's forward, after which none is captured."""
+        """Run an evaluation pass by its graph, or by the user's forward, after which no graph is captured."""
         try:
             with self._not_noted():
                 graph = self.graphs.evaluated(args, kwargs)
@@ -250,7 +252,7 @@ class Recording:
 
     @contextmanager
     def _not_noted(self) -> Iterator[None]:
-        """Ignore gradients of parameters in the context: those of synthetic records are no use of a parameter."""
+        """Context in which direct gradients of parameters are not noted, for passes over synthetic records."""
         before = set(self.outside)
         try:
             yield
@@ -268,7 +270,7 @@ class Recording:
             self.guard.accept()
 
     def refuse_stale(self) -> None:
-        """Refuse a forward that was changed since its graph was captured: the graph would go on as it was."""
+        """Refuse a model whose forward was changed since its graph was captured: the graph would stay as it was."""
         if self.untraced or not self.graphs.training.samples:
             return
         with self._not_noted():
@@ -279,7 +281,7 @@ class Recording:
         self.graphs.capture_again()
 
     def _prepare(self, args: Any, kwargs: Any, piece: BatchPiece) -> None:
-        """Choose the graph pass for these arguments, before it sees their records."""
+        """Choose the graph pass for these arguments, before any record is computed."""
         if self.error is not None:
             raise self.error
         records = self.inputs.records(flat(args, kwargs)[0], piece.tensors, piece.size)
@@ -298,25 +300,27 @@ class Recording:
                     self.trusted_forward.prepare((args, dict(sorted(kwargs.items()))), piece.size, records)
 
     def _widened(self, output: Any, size: int) -> Any:
-        """Widen half precision for the loss, and undo the mean before its gradient is rounded again."""
+        """Convert half-precision outputs to float32 for the loss; multiply gradients by b before they are rounded."""
         half = any(y.dtype in HALF for y in tree_flatten(output)[0] if _live(y))
         if self.mean_undone not in (None, half):
             found = "passes over one batch in half and in full precision"
-            raise PlanError("loop", found, "one of them", "keep all passes of a step inside autocast, or none")
+            fix = "put all passes inside autocast, or none"
+            raise PlanError("loop", found, "one precision for all passes of a step", fix)
         self.mean_undone = half
         return widen_outputs(output, float(size or 1) if self.mean else 1.0) if half else output
 
     def _refuse_changes(self, kwargs: dict[str, Any]) -> None:
-        """Refuse layers that were added later, labels among the inputs, and a forward that was changed."""
+        """Refuse layers added after make_private, labels among the inputs, and a changed forward."""
         now = list(self.model.modules())
         if len(now) != len(self.modules) or any(a is not b for a, b in zip(now, self.modules, strict=True)):
             found = "a model whose layers were changed after make_private"
-            raise PlanError("loop", found, "the layers it began with", "call make_private again, for a new certificate")
+            fix = "call make_private again (a new certificate)"
+            raise PlanError("loop", found, "the layers of the call of make_private", fix)
         if kwargs.get("labels") is not None:
             raise PlanError(
                 "reduction",
                 "labels given to the model, which computes a mean over all records of the batch, or over their tokens",
-                "a loss in which each record has a term of its own",
+                "a loss that is a sum or mean of one term per record",
                 'make_private(..., loss="cross_entropy"), or "tokens" for a label per token, and '
                 "optimizer.loss(model(**inputs), labels) with inputs that hold no labels",
             )
@@ -336,7 +340,7 @@ class Recording:
         return self.trusted_forward.run((args, kwargs))
 
     def _empty_pass(self, args: Any, kwargs: Any) -> Any:
-        """Run an empty batch; where the model fails on it, return its output for a synthetic record, cut to no row."""
+        """Run an empty batch; if the model fails on it, return a synthetic record's output, sliced to length 0."""
         try:
             return self._pass(args, kwargs)
         except (RuntimeError, ValueError, IndexError, UnrecordableError):
@@ -350,7 +354,7 @@ class Recording:
             trusted.whole, self.tape.batch = whole, 0  # what is recorded is no record's, and summed up nowhere
 
     def evidence(self) -> tuple[str, int]:
-        """Return how the records were kept apart, up to the last pass, and the number of checks of trusted code."""
+        """Return how records were kept independent in all passes, and the number of tests of code without a graph."""
         if not self.untraced:
             return EVIDENCE[self.graphs.grade], 0
         trusted = self.trusted_forward
@@ -363,7 +367,7 @@ class Recording:
         return how, trusted.checks.count
 
     def grade(self) -> tuple[Grade, str]:
-        """Return the grade of the model and of its inputs, and why it is not better."""
+        """Return the weaker grade (`sordino.graph`) of model and inputs, and the reason why it is not better."""
         if self.untraced:
             return TRUSTED, f"the model's own forward runs on records ({self.untraced})"
         if self.graphs.changed:
@@ -374,7 +378,7 @@ class Recording:
 
 
 def _note_gradient(parameter: nn.Parameter, outside: set[str], name: str) -> RemovableHandle:
-    """Note a gradient that autograd computes for a parameter itself: no layer recorded that use of it."""
+    """Note that autograd computed a gradient for a parameter directly: no layer rule recorded that use."""
 
     def note(slope: Tensor) -> None:
         outside.add(name)

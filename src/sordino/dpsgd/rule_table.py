@@ -1,4 +1,4 @@
-"""Table of the rules that record each layer's per-record gradients, chosen from the model alone; see `model_graphs`.
+"""Table of the rules that record each layer's per-record gradients, chosen by layer type. Used by `model_graphs`.
 
 A layer with a rule is one site. Any other module that owns parameters is one site together with all that
 is inside it, run by `VmapRule`: by vmap, or one record at a time where vmap cannot. Each record then gets its own copy
@@ -46,7 +46,7 @@ _TRANSFORMERS = (
 
 @dataclass(frozen=True)
 class Site:
-    """A module that is run by a rule, and the axis of its input along which records lie."""
+    """A module that runs by a per-record gradient rule, and the axis of its input along which records lie."""
 
     module: nn.Module
     rule: Rule
@@ -58,7 +58,7 @@ class Site:
 
 
 def sites(model: nn.Module, whole: bool = False) -> list[Site]:
-    """Return the sites of a model; with `whole`, the model itself is the only one."""
+    """Return the modules of a model that run by a rule; with `whole`, the model itself is the only one."""
     if whole:
         return [Site(model, VmapRule(model).rule, 0)]
     axes: dict[nn.Module, int] = {}
@@ -71,7 +71,7 @@ def sites(model: nn.Module, whole: bool = False) -> list[Site]:
 
 
 def run_by_rules(tape: Tape, found: Sequence[Site]) -> AbstractContextManager[None]:
-    """Replace the forward of each site by its rule in the context; without gradients the site's own forward runs."""
+    """Context in which each site's forward is replaced by its rule; under no_grad the site's own forward runs."""
     return replaced_forwards([(site.module, _recorded(tape, site)) for site in found])
 
 
@@ -102,7 +102,7 @@ def _visit(module: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
 def _owns(module: nn.Module) -> bool:
     """Return whether the module uses parameters itself; a parametrized layer (such as weight norm) does.
 
-    A parameter that a layer inside holds too (a bias under two names) is that layer's: any other use of it is found.
+    A parameter that an inner layer also holds (a bias under two names) belongs to the inner layer.
     """
     mine = [p for p in module._parameters.values() if p is not None and p.requires_grad]
     inside = {id(p) for child in module.children() for p in child.parameters()} if mine else set()
@@ -156,7 +156,7 @@ def one_by_one(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, 
 def _flat(
     function: Callable[..., Any], leaves: Sequence[Any], dims: Dims
 ) -> tuple[Callable[..., list[Tensor]], list[Any], list[Tensor], list[int]]:
-    """Return the function of one record's tensors, the nesting of its answers, and the records' tensors and dims."""
+    """Return `function` on flat tensors of one record, the structure of its output, and the tensors with their dims."""
     forms: list[Any] = []
 
     def one(*items: Tensor) -> list[Tensor]:
@@ -171,15 +171,15 @@ def _flat(
 
 
 def _nested(tensors: list[Tensor], is_tensor: list[bool], form: Any) -> Any:
-    """Return tensors in the nesting of the answer, with None in place of what is no tensor (a cache of keys)."""
+    """Return tensors in the structure of the output, with None in place of entries that are no tensors."""
     supply = iter(tensors)
     return tree_unflatten([next(supply) if tensor else None for tensor in is_tensor], form)
 
 
 class VmapRule(nn.Module):
-    """Rule of any module, record by record; remembers whether vmap can run it.
+    """Rule for any module: runs each record separately, by vmap or, if vmap fails once, by a loop.
 
-    `records` says which leaves of the arguments hold records (None: by length), `names` which parameters are copied.
+    `records` marks the arguments that hold records (None: by length); `names` are the parameters to copy per record.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Settings of a private loop (its plan, which is run and whose cost is certified) and their record in a checkpoint.
+"""Settings of a private loop (the plan that is run and certified), and the record of charged steps in a checkpoint.
 
     checksum = sha256( every field of the record but the checksum, tensors by their bytes )
 
 The checksum finds damage and careless edits: a count set to 0, a dropped key, a number of another type, another plan.
-It has no key, so it can be computed anew: then this process, if it took the steps, and the ledger, if the loop has one
-(`account`), know the steps that were taken. Called by `private_loop`, `account` and `optimizer`.
+It has no key and can be forged: then this process, if it took the steps, and the ledger, if the loop has one
+(`account`), still count the steps taken. Called by `private_loop`, `account` and `optimizer`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Settings:
 
     g = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch
 
-    `epsilon` is the target, where the noise multiplier z was solved for. Under correlated noise row t of C^-1 Z takes
-    the place of N, and the batches come in one fixed order.
+    `epsilon` is the target from which the noise multiplier z was calibrated, if any. Under correlated noise row t of
+    C^-1 Z takes the place of N, and the batches come in one fixed order.
     """
 
     plan: Plan
@@ -69,7 +69,7 @@ class Settings:
 
     @property
     def records(self) -> Batches:
-        """Sampler of the records that a step reads."""
+        """Record sampler of the plan."""
         assert isinstance(self.plan.local.reads, Batches)
         return self.plan.local.reads
 
@@ -81,11 +81,11 @@ class Settings:
 
     @property
     def per_epoch(self) -> int:
-        """Number of steps in which every record is read once: on average, or exactly."""
+        """Number of steps of an epoch, in which every record is read once (on average under Poisson sampling)."""
         return steps_per_epoch(self.records)
 
     def max_steps(self) -> float:
-        """Return the most steps that the target epsilon allows; the planned ones under correlated noise."""
+        """Return the largest number of steps that the target epsilon allows; with correlated noise the planned one."""
         if self.plan.release.correlated:
             return self.steps
         if self.epsilon is None:
@@ -97,12 +97,12 @@ class Settings:
 
 
 def batches(batch: int, size: int, strategy: Strategy | None) -> Batches:
-    """Return the sampler of Poisson batches; under correlated noise that of one shuffled order for every epoch."""
+    """Return the sampler of Poisson batches or, under correlated noise, of one shuffled order used in every epoch."""
     return PoissonRecords(float(batch), (size,)) if strategy is None else RecordsInTurn(batch, (size,))
 
 
 def steps_per_epoch(records: Batches) -> int:
-    """Return round(1 / rate), or the number of whole batches of the order."""
+    """Return round(1 / rate) under Poisson sampling, or the number of whole batches of a fixed order."""
     if isinstance(records, RecordsInTurn):
         return records.size(0) // records.batch
     return max(1, round(1 / records.rate(0)))
@@ -118,8 +118,8 @@ def loop_plan(
 ) -> Plan:
     """Return the plan of DP-SGD and its variants (recipes/record_level.py) with noise multiplier 1.
 
-    The server is an optimizer of PyTorch: it works on noised gradients, so the plan only names it. Bands are found for
-    the momentum that it begins with.
+    The server optimizer is PyTorch's: it works on noised gradients, so the plan only names it. Bands are optimised for
+    its initial momentum.
     """
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise ConfigError(f"epochs = {epochs}", "a whole number of at least 1")
@@ -138,7 +138,7 @@ def loop_plan(
 
 
 def calibrate_noise(plan: Plan, epsilon: float | None, noise_multiplier: float | None, delta: float) -> Plan:
-    """Return the plan with the smallest noise multiplier that costs `epsilon`, or with this noise multiplier."""
+    """Return the plan with `noise_multiplier`, or with the smallest noise multiplier that costs at most `epsilon`."""
     if epsilon is not None and noise_multiplier is None:
         return calibration.calibrate(plan, epsilon=epsilon, delta=delta)
     if noise_multiplier is not None and epsilon is None:
@@ -147,7 +147,7 @@ def calibrate_noise(plan: Plan, epsilon: float | None, noise_multiplier: float |
 
 
 def checked_delta(delta: float | None, population: int, allow_large: bool) -> float:
-    """Return delta, by default min(population^-1.1, 1e-3); refuse a larger one than population^-1.1 by default."""
+    """Return delta, by default min(population^-1.1, 1e-3); refuse more than population^-1.1 without an override."""
     limit = largest_delta(population)
     found = default_delta(population) if delta is None else delta
     check_delta(found, population, override=True)
@@ -158,7 +158,7 @@ def checked_delta(delta: float | None, population: int, allow_large: bool) -> fl
 
 
 def first_difference(ours: Settings, stored: Any) -> str:
-    """Return the first setting in which a stored run differs from this one; empty if none does."""
+    """Return the first setting in which a stored run differs from this one, or an empty text."""
 
     def text(value: Any) -> str:  # 1, 1.0 and true are three values; of an unknown type only the name counts
         return json.dumps(value, sort_keys=True, default=lambda other: type(other).__name__)
@@ -182,10 +182,10 @@ ALL = np.zeros(1, dtype=np.int64)  # the single client of the plan
 
 
 class NoiseState:
-    """The release of a loop with its state, which is secret: with it the noise of later steps can be subtracted.
+    """Correlated noise of a loop and its secret state, with which the noise of later steps could be subtracted.
 
-    One step, one draw: where the count of charged steps and that of draws differ (a step that failed half-way, a
-    checkpoint of another time), the noise of a step would not be that of the certificate, and no step is taken.
+    Each step draws noise once: if the counts of charged steps and of draws differ (a step that failed half-way, a
+    checkpoint of another time), the noise would not be the certified one, and the step is refused.
     """
 
     def __init__(self, release: Release, length: int) -> None:
@@ -193,10 +193,10 @@ class NoiseState:
         self.held: dict[str, Tensor] = release.init(length)
 
     def noised(self, total: Tensor, t: int, rng: Callable[[str], np.random.Generator]) -> Tensor:
-        """Return the total of step t with its noise."""
+        """Return `total` of step t plus its noise."""
         if self.release.correlated and self.drawn != t:
-            found = f"step {t + 1} where noise was drawn for {self.drawn}"
-            needed = "the noise of every step that was charged"
+            found = f"step {t + 1} of correlated noise after {self.drawn} draws of noise"
+            needed = "one draw of noise for every charged step"
             raise PlanError("correlated noise", found, needed, "load the last checkpoint into a new run")
         self.drawn = t + 1
         noised, self.held = self.release.noised(total, ALL, rng, self.held)
@@ -209,13 +209,13 @@ class NoiseState:
         return {"secret": {"drawn": self.drawn, **{name: held.clone() for name, held in self.held.items()}}}
 
     def check(self, stored: dict[str, Any], steps: int) -> None:
-        """Refuse a checkpoint whose noise is not that of the steps that will be certified."""
+        """Refuse a checkpoint whose number of noise draws is not its number of charged steps."""
         if not self.release.correlated:
             return
         if _kinds(stored) != _kinds(self.held) or stored.get("drawn") != steps:
-            found = f"noise of {stored.get('drawn', 'no')} steps in a checkpoint, and {steps} steps that were charged"
+            found = f"a checkpoint with {stored.get('drawn', 'no')} draws of correlated noise and {steps} charged steps"
             fix = "load the newest checkpoint into a new run: correlated noise cannot go back to an older one"
-            raise ConfigError(found, "the noise of all of them", fix)
+            raise ConfigError(found, "one draw of noise for every charged step", fix)
 
     def load(self, stored: dict[str, Any]) -> None:
         """Continue with the noise state of a checkpoint, after `check`."""
@@ -225,7 +225,7 @@ class NoiseState:
 
 
 def _kinds(held: dict[str, Any]) -> dict[str, tuple[int, str]]:
-    """Return length and dtype of each vector by name; how many rows there are may change from step to step."""
+    """Return row length and dtype of each state tensor by name; the number of rows may change from step to step."""
     return {
         name: (part.shape[-1] if part.dim() else 0, str(part.dtype)) for name, part in held.items() if name != "drawn"
     }
@@ -234,7 +234,7 @@ def _kinds(held: dict[str, Any]) -> dict[str, tuple[int, str]]:
 FORMAT = 2
 MOST_STEPS = 2**31  # that one process can have charged
 _NEEDED = "the record that optimizer.state_dict() returned, unchanged"
-_FIX = "load an unchanged copy of the checkpoint, or start a new run: what was charged stays charged"
+_FIX = "load an unchanged copy of the checkpoint, or start a new run (charged steps stay charged)"
 _FIELDS = ("format", "run", "settings", "taken", "checksum")
 _OPTIONAL = ("dataset", "earlier", "secret", "order")
 
@@ -242,7 +242,7 @@ _OPTIONAL = ("dataset", "earlier", "secret", "order")
 @codec.hides_values
 @dataclass(frozen=True)
 class LoopRecord:
-    """The checked record of a checkpoint: the id of the run, and the steps that each process charged."""
+    """Verified record of a checkpoint: the run id, and the number of steps that each process charged."""
 
     run: str
     taken: dict[str, int]
@@ -253,7 +253,7 @@ class LoopRecord:
 
 
 def write_record(settings: Settings, run: str, taken: Mapping[str, int], **others: Any) -> dict[str, Any]:
-    """Return the record as plain data, with its checksum."""
+    """Return the record of charged steps as plain data, with its checksum."""
     table = {"format": FORMAT, "run": run, "settings": codec.dump(settings), "taken": dict(taken), **others}
     return {**table, "checksum": checksum(table)}
 
@@ -265,7 +265,7 @@ def checksum(table: Mapping[str, Any]) -> str:
 
 
 def _canonical(item: Any) -> Any:
-    """Return plain data as it is, and a tensor as its type, shape and the hash of its bytes."""
+    """Return JSON data in which a tensor is replaced by dtype, shape and the hash of its bytes."""
     if isinstance(item, Tensor):
         data = item.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         return ["tensor", str(item.dtype), list(item.shape), hashlib.sha256(data.data).hexdigest()]
@@ -281,10 +281,10 @@ def _canonical(item: Any) -> Any:
 
 
 def read_record(state: Any, settings: Settings) -> LoopRecord:
-    """Return the record of a checkpoint of the same settings, every field checked; else `ConfigError`."""
+    """Return a checkpoint's record of charged steps; raise `ConfigError` for other settings or an invalid field."""
     if not isinstance(state, Mapping) or "taken" not in state:
-        found = "a state without the steps that were charged"
-        raise ConfigError(found, "one that a private optimizer saved", "start a new run")
+        found = "a state_dict without a record of charged steps"
+        raise ConfigError(found, "a state_dict that a private optimizer returned", "start a new run")
     if "checksum" not in state:
         _refuse("without a checksum: it was edited, or an earlier version saved it")
     try:
@@ -303,7 +303,8 @@ def read_record(state: Any, settings: Settings) -> LoopRecord:
         _refuse(f"of the run {brief_repr(state['run'])}, which is no id of a run")
     other = first_difference(settings, state["settings"])
     if other:
-        raise ConfigError(f"a checkpoint with {other}", "the settings it was saved with", "make_private with those")
+        fix = "call make_private with the saved run's settings"
+        raise ConfigError(f"a checkpoint with {other}", "the settings of the saved run", fix)
     dataset, secret, order = state.get("dataset", ""), state.get("secret", {}), state.get("order", {})
     if not isinstance(dataset, str):
         _refuse(f"of the data set {brief_repr(dataset)}, which is no name")
@@ -313,7 +314,7 @@ def read_record(state: Any, settings: Settings) -> LoopRecord:
 
 
 def _check_tables(taken: Any, secret: Any, order: Any) -> None:
-    """Refuse counts that are not whole numbers from 0, a noise state of other types, and a mark that is no hash."""
+    """Refuse counts that are no whole numbers >= 0, a noise state of other dtypes, and a row order that is no hash."""
     if not isinstance(taken, Mapping):
         _refuse(f"with taken = {brief_repr(taken)}, which is no table of counts")
     for name, count in taken.items():

@@ -1,6 +1,6 @@
 """Guards of a model between private steps: only a step of the private optimizer may change it. Used by `recording`.
 
-A module may hide records anywhere: in frozen parameters, in buffers of any type, in tensors, arrays and numbers among
+A module may store records anywhere: in frozen parameters, in buffers of any type, in tensors, arrays and numbers among
 its attributes; and a write through `.data` or numpy leaves no trace in a tensor's version. So contents are compared:
 
     digest(t) = the blocks of t's memory, each a sum of 8-byte words times random odd numbers, modulo 2^64
@@ -40,7 +40,7 @@ FEW, SMALL, DEEP = 64, 1 << 22, 4  # items and entries that every check reads; h
 @codec.hides_values
 @dataclass(frozen=True)
 class TensorDigest:
-    """Address, version counter and content of a tensor at one time."""
+    """Address, version counter and content digest of a tensor at one time."""
 
     tensor: Tensor
     place: tuple[int, int]
@@ -48,7 +48,7 @@ class TensorDigest:
 
 
 class StateGuard:
-    """State of a module at one time, compared with later ones; of `moving` tensors, which train, only the address.
+    """Stored state of a module, compared with its later states; of trained (`moving`) tensors only the address.
 
     `check` reads small tensors and every address; `check(full=True)` reads all.
     """
@@ -71,7 +71,7 @@ class StateGuard:
                 self.marks[name] = self._mark(mark.tensor)
 
     def note_values(self) -> bool:
-        """Accept numbers and texts that a loop set between passes, as a schedule does; return whether it set any."""
+        """Accept numbers and strings that the loop set between passes (a schedule); return whether there were any."""
         now = {name: item for name, item in module_state(self.model) if isinstance(item, _VALUES)}
         changed = any(name not in self.marks or self.marks[name] != item for name, item in now.items())
         self.marks.update(now)
@@ -103,7 +103,7 @@ class StateGuard:
         return bool(item == mark) or (item != item and mark != mark)  # nan stays nan
 
     def _refusal(self, name: str) -> PlanError:
-        needed = "a model that keeps nothing of the records it saw: no noise is added there"
+        needed = "a model that stores no records: stored records would be released without noise"
         return PlanError("state", f"{name}, which changed {self.doing}", needed, self.fix)
 
 
@@ -112,7 +112,7 @@ def _place(tensor: Tensor) -> tuple[int, int]:
 
 
 def _has_no_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor has no memory to read: inside vmap or grad, sparse, meta."""
+    """Return whether a tensor's memory cannot be read: a tensor inside vmap or grad, sparse, or meta."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.layout != torch.strided or tensor.is_meta
 
 
@@ -192,7 +192,7 @@ _FIX = (
 
 
 class GuardedMethod:
-    """A method of the model with a call before and after it; copies and pickles of the model have the plain method."""
+    """Wrapped method of a model with callbacks before and after; copies and pickles have the plain method."""
 
     def __init__(self, model: nn.Module, name: str, before: Callable[[], None], after: Callable[[], None]) -> None:
         self.model, self.name, self.before, self.after = model, name, before, after
@@ -213,7 +213,7 @@ class GuardedMethod:
 
 
 class ModelGuard:
-    """Guard of a model in a private loop: checked at steps and before `state_dict`, renewed by `load_state_dict`."""
+    """Guard against changes of a model outside private steps: checked at steps and at `state_dict`."""
 
     def __init__(self, model: nn.Module, stepped: Iterable[Tensor]) -> None:
         self.state, self.stepped = StateGuard(model, doing="without a step of the private optimizer", fix=_FIX), stepped
@@ -232,12 +232,12 @@ class ModelGuard:
         self.on_export()
 
     def accept(self) -> None:
-        """Take a checkpoint that the user loaded as the reference."""
+        """Take the present state, after the user loaded a checkpoint, as the reference."""
         if not self.inside:
             self.state.note()
 
     def stepped_on(self) -> None:
-        """Take the weights after a private step as the reference."""
+        """Take the present weights, after a private step, as the reference."""
         self.state.note_tensors(list(self.stepped))
 
     def remove(self) -> None:
@@ -249,7 +249,7 @@ class ModelGuard:
 
 
 class GradientChangeWarning:
-    """Warning, once, that .grad was changed between a backward pass and the step, where a change is lost.
+    """Warns once if the loop changes .grad between backward() and step(), where a change has no effect.
 
     During a private loop .grad holds nothing of the batch: gradients are recorded record by record, and step()
     replaces .grad by the noised mean. So in place of None the smallest trained parameter is given a .grad of zeros,

@@ -47,7 +47,7 @@ from sordino.version import local_rank
 @codec.hides_values
 @dataclass(frozen=True)
 class ClientJob:
-    """Local work of one round: every client of `cohort` starts at the public model `start`."""
+    """One round's work for an engine: every client of `cohort` trains from the public model `start`."""
 
     public: Public
     start: Tensor  # [d]
@@ -56,7 +56,7 @@ class ClientJob:
 
 @dataclass(frozen=True)
 class Receipt:
-    """A silo's statement of how often this run has been charged to its data so far."""
+    """A silo's report of how many times this run has been charged to its privacy ledger so far."""
 
     client: int
     charges: int
@@ -65,7 +65,7 @@ class Receipt:
 @codec.hides_values
 @dataclass(frozen=True)
 class Collected:
-    """The sum of a round's encoded messages, and how many are in it. `diagnostics` are NOT private: simulation only."""
+    """Sum of a round's encoded messages and the number of messages in it; `diagnostics` are NOT private."""
 
     total: Tensor  # [d'], float64
     received: int
@@ -81,13 +81,13 @@ class Collected:
         return cohort if self.reported is None else self.reported
 
     def check(self, plan: Plan, size: int, cohort: Cohort) -> None:
-        """Refuse a sum that the cohort's messages cannot have: other clients, another shape, a norm above the bound."""
+        """Refuse an impossible sum: unknown clients, a wrong shape, or a norm above the number of messages."""
         needed = "every client of the cohort at most once, and no other"
         who = self.participants(cohort)
         if len(np.unique(who)) != len(who) or not np.isin(who, cohort).all():
-            raise EngineError("an engine that reports a client twice, or one that was not asked", needed)
+            raise EngineError("an engine that reports a client twice, or a client outside the cohort", needed)
         if self.received > len(who) or (self.reported is not None and self.received != len(who)):
-            raise EngineError(f"an engine that received {self.received} messages of {len(who)} clients", needed)
+            raise EngineError(f"an engine that reports {self.received} messages of {len(who)} clients", needed)
         if tuple(self.total.shape) != (plan.length(size),):
             raise EngineError(f"a sum of shape {tuple(self.total.shape)}", f"({plan.length(size)},): one message's")
         bound = plan.bound
@@ -100,7 +100,7 @@ class Collected:
 
 
 class Worker(ABC):
-    """An engine prepared for one plan and one task. Only `collect` must be written."""
+    """Runner of one plan on one task, made by an `Engine`. A subclass must define only `collect`."""
 
     @abstractmethod
     def collect(self, job: ClientJob) -> Collected:
@@ -108,14 +108,14 @@ class Worker(ABC):
 
     @property
     def header(self) -> dict[str, str | int]:
-        """Description of how clients are computed: written beside the run's history, never on the certificate."""
+        """Facts on how clients are computed (device, threads, path), for engine.jsonl, not for the certificate."""
         return {"engine": type(self).__name__.lower()}
 
     def load_client_state(self, stored: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Restore the `Collected.client_state` of a checkpoint; for engines that offer "client_state"."""
+        """Restore the clients' states of a checkpoint; called for engines that offer "client_state"."""
 
     def evaluate(self, model: Tensor) -> dict[str, float] | None:
-        """Return figures of the test records; None lets the loop evaluate the task itself."""
+        """Return metrics on the test records, or None to let the training loop evaluate the model itself."""
         return None
 
     def close(self) -> None:  # noqa: B027
@@ -123,7 +123,7 @@ class Worker(ABC):
 
 
 class Engine(ABC):
-    """The place where clients run. Only `prepare` must be written.
+    """Base of engines, which run the clients of each round. A subclass must define only `prepare`.
 
     `offers` is what the engine can do beside a sum: "secure_sum" and "shuffler" (nobody sees a single message),
     "client_state" (clients keep a state between rounds), "preparation" (columns are scaled before round 1). A plan that
@@ -138,15 +138,15 @@ class Engine(ABC):
 
     @abstractmethod
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> Worker:
-        """Return the worker of one run. `streams.at(t, purpose, client)` are its random numbers."""
+        """Return the worker of one run; it draws its random numbers from `streams.at(t, purpose, client)`."""
 
     @property
     def leads(self) -> bool:
-        """Whether this process runs the loop and writes; False in the other ranks of a distributed run."""
+        """Whether this process runs the training loop and writes files; False in ranks other than 0."""
         return True
 
     def for_run(self, run: str, charges: Mapping[int, int]) -> Engine:
-        """Return the engine bound to a run id; `charges` are the clients' last receipts (deployed engines)."""
+        """Return a copy of the engine for one run id; `charges` are the silos' last reported charges."""
         return self
 
 
@@ -178,7 +178,7 @@ _ADDED: dict[str, Make] = {}
 def add(name: str, make: Make) -> None:
     """Register an engine under a name; refuse a name that another engine has."""
     if name in (*SHIPPED, "flower") or _ADDED.get(name, make).__qualname__ != make.__qualname__:
-        raise ConfigError(f"a second engine {name!r}", "a name that no other engine has")
+        raise ConfigError(f"a second engine with the name {name!r}", "a name that no other engine has")
     _ADDED[name] = make
 
 
@@ -202,7 +202,8 @@ def engine_named(name: str, **options: Any) -> Engine:
     takes = inspect.signature(make).parameters
     refused = next((key for key, value in options.items() if value != DEFAULTS[key] and key not in takes), None)
     if refused is not None and name not in SHIPPED:
-        raise ConfigError(f"--{refused} with --engine {name}", "an option that this engine has", f"drop --{refused}")
+        needed = "an option that this engine supports"
+        raise ConfigError(f"--{refused} with --engine {name}", needed, f"remove --{refused}")
     made: Any = make(**{key: value for key, value in options.items() if key in takes})
     if not isinstance(made, Engine):
         found = f"--engine {name}, which makes a {type(made).__name__}"
@@ -217,5 +218,6 @@ def device_of(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         found = f"device {name!r} ({str(error).splitlines()[0]})"
-        raise ConfigError(found, "a device that torch can use here", "leave it out for the CPU") from None
+        needed = "a device that torch can use on this machine"
+        raise ConfigError(found, needed, "leave the device out to use the CPU") from None
     return device

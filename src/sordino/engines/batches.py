@@ -1,4 +1,4 @@
-"""Minibatches of a chunk of clients, gathered step by step. Called by engines/inprocess.py and dense_clients.py."""
+"""Minibatches of several clients, one per client and local step. Called by inprocess.py and dense_clients.py."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sordino.parts.samplers import Cohort
 @codec.hides_values
 @dataclass
 class Reader:
-    """Reader of the clients' records; every batch is gathered into the same buffer."""
+    """Reader of the clients' records; every minibatch is copied into the same buffer."""
 
     clients: Clients
     device: torch.device
     buffer: Tensor | None = None
 
     def batches(self, cohort: Cohort, drawn: list[NDArray[np.int64]]) -> Batches:
-        """Steps of a chunk of clients; drawn[i] [steps, b] are the indices of client i among its own records."""
+        """Return the minibatches of several clients; drawn[i] [steps, b] are indices into client i's own records."""
         steps = max((len(own) for own in drawn), default=0)
         width = max((own.shape[1] for own in drawn), default=1)
         picks = np.full((len(drawn), steps, width), -1, dtype=np.int64)  # -1 where a client has fewer steps or records
@@ -37,7 +37,7 @@ class Reader:
         return Batches(self, self.clients.index[places], picks >= 0)
 
     def gathered(self, where: Tensor) -> Tensor:
-        """Rows of x on the model's device, in a buffer that the next call overwrites."""
+        """Return rows of x on the model's device, in a buffer that the next call overwrites."""
         x, count = self.clients.records.x, where.numel()
         if self.buffer is None or len(self.buffer) < count:
             self.buffer = x.new_empty(count, *x.shape[1:])
@@ -48,7 +48,7 @@ class Reader:
 @codec.hides_values
 @dataclass
 class Batches:
-    """A minibatch of each of m clients per step; a batch is valid until the next one is read."""
+    """Sequence of minibatches of m clients, one per local step; each is valid until the next one is read."""
 
     reader: Reader
     rows: NDArray[np.int64]  # [m, steps, b], rows of the table
@@ -76,5 +76,5 @@ class Batches:
 
 
 def gather(table: Tensor, where: Tensor) -> Tensor:
-    """Rows of a table: [n, ...] at [m, b] -> [m, b, ...]."""
+    """Return table rows by index: table [n, ...], index [m, b] -> [m, b, ...]."""
     return table.index_select(0, where.reshape(-1)).view(*where.shape, *table.shape[1:])

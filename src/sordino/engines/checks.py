@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +49,7 @@ BEFORE = -1  # round number under which preparations are charged
 
 
 def check_records(plan: Plan, task: Task) -> None:
-    """Refuse data and code for which the bound, or the cost, of a client or a record would not be true."""
+    """Refuse data or code for which the plan's sensitivity bound or privacy cost would not hold."""
     reads = plan.local.reads
     if reads is not None:
         _check_sizes(reads, task)
@@ -63,7 +63,6 @@ def check_records(plan: Plan, task: Task) -> None:
 
 
 def _check_sizes(reads: RecordSampler, task: Task) -> None:
-    """Refuse silos whose numbers of records are not those that the plan declares."""
     here = task.clients.held
     held, declared = np.diff(task.clients.offsets)[here], np.asarray([reads.size(int(silo)) for silo in here])
     wrong = np.flatnonzero(held != declared) if reads.fixed else np.flatnonzero(held == 0)
@@ -76,22 +75,22 @@ def _check_sizes(reads: RecordSampler, task: Task) -> None:
         fix = f"set sizes = {sizes} in [recipe], or in its records, if they may be public"
         if task.clients.here is not None:
             fix = "declare this silo's own size in the plan's records, if it may be public"
-        raise DataError(found, "the declared sizes", fix)
+        raise DataError(found, "in every silo as many records as the plan declares", fix)
 
 
 def check_layers(model: nn.Module) -> None:
-    """Refuse layers without a gradient per record: those that mix the records of a batch, or store them in buffers."""
+    """Refuse layers without a per-record gradient: layers that mix the records of a batch, and float buffers."""
     for name, part in model.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             found = f"{type(part).__name__} at {name!r}, which mixes the records of a batch"
-            raise PlanError("records", found, "a model without it where one record is the unit", "use GroupNorm")
+            raise PlanError("records", found, "no such layer where the unit of privacy is one record", "use GroupNorm")
     buffers = [slot.name for slot in Layout.of(model).slots if not slot.trainable]
     if buffers:
         raise PlanError("records", f"a buffer {buffers[0]!r} that would be trained", "a model without float buffers")
 
 
 def _check_trusted_code(task: Task) -> None:
-    """Refuse trusted code whose loss of one record depends on the others, by trials on a copy of the model."""
+    """Refuse user code without a graph whose loss of one record depends on other records, by trials on a model copy."""
     count = min(len(task.clients.index), FEW)
     if not task.program.trusted or count < 2:
         return
@@ -106,7 +105,7 @@ def _check_trusted_code(task: Task) -> None:
 
 
 def _check_range(local: LocalSolver, reads: RecordSampler, task: Task) -> None:
-    """Refuse public targets so large that the clip makes all gradients alike."""
+    """Refuse public regression targets so large that clipping would shrink almost every gradient to the clip norm."""
     if task.test is None or not task.test.y.is_floating_point() or not can_batch(task):
         return
     x, y = task.test.x[:64], task.test.y[:64]
@@ -117,9 +116,9 @@ def _check_range(local: LocalSolver, reads: RecordSampler, task: Task) -> None:
     if median > SILENT * reach:
         spread = float(torch.quantile(y.float(), 0.95) - torch.quantile(y.float(), 0.05))
         long = f"the median gradient is {median / reach:.0f} clip norms long"
-        needed = f"most gradients within {SILENT:g} clip norms, else the clip silently replaces the loss"
-        fix = f"scale the target to a public range, or raise clip norm towards {median:.2g}"
-        raise DataError(f"public targets that spread over {spread:.3g}: {long}", needed, fix)
+        needed = f"most gradient norms below {SILENT:g} clip norms: otherwise clipping changes almost every gradient"
+        fix = f"scale the target to a public range, or raise the clip norm towards {median:.2g}"
+        raise DataError(f"public targets that range over {spread:.3g}: {long}", needed, fix)
 
 
 def check_gradients(task: Task) -> None:
@@ -128,9 +127,7 @@ def check_gradients(task: Task) -> None:
     lost, count = _unreached(task) if fixed or isinstance(task.model, NamedFieldsModel) else ([], 1)
     if len(lost) == count:
         found = f"a model whose loss depends on none of its {count} tensors with requires_grad (first: {lost[0]!r})"
-        fix = (
-            "check the names of the adapters' target modules, and that nothing on the way is detached or under no_grad"
-        )
+        fix = "check the names of the adapters' target modules; use neither detach() nor no_grad in the forward pass"
         raise DataError(found, "trained parameters that are part of the forward pass", fix)
     if lost:
         _LOG.warning(
@@ -140,7 +137,7 @@ def check_gradients(task: Task) -> None:
 
 
 def _unreached(task: Task) -> tuple[list[str], int]:
-    """Names of trained tensors that the loss of a synthetic record does not depend on, and the number of all."""
+    """Return names of trained tensors that do not influence a synthetic record's loss, and the number of all."""
     model = copied(task.model).eval()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     sides = (task.clients.records.x, task.clients.records.y)
@@ -160,12 +157,15 @@ def _unreached(task: Task) -> tuple[list[str], int]:
 
 
 class LeakCheck:
-    """Copy of a task's model and loss, made before the first client, whose outputs may not change in a run."""
+    """Check that model and loss code store no client data: outputs for synthetic records must stay the same."""
 
     def __init__(self, task: Task) -> None:
         own = copied(task.model, [p for p in task.model.parameters() if not p.requires_grad])  # shares what is frozen
-        self.model, self.losses, self.rng_state = own.train(), task.losses, global_rng_state()
-        self.trusted = task.program.trusted
+        self.model, self.losses, self.trusted = own.train(), task.losses, task.program.trusted
+        # Layers of torch draw from torch's generator alone: where it does not move, nothing has to be frozen
+        plain = task.program.plain and task.program.plain_loss and task.device.type == "cpu"
+        self.freeze: tuple[bool, ...] = (False, True) if plain else (True,)
+        self.rng_state = None if plain else global_rng_state()
         self.buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]  # restored for every client
         x, y = task.clients.records.x, task.clients.records.y
         self.x = torch.ones((2, *x.shape[1:]), dtype=x.dtype, device=task.device)  # synthetic records
@@ -173,51 +173,57 @@ class LeakCheck:
         self.reference: list[Tensor] = []
 
     def before(self) -> None:
-        """Run before the clients of a round. A schedule may have changed trusted code; a graph must be as captured."""
+        """Check before a round's clients run; user code without a graph may have changed since the last round."""
         if self.trusted or not self.reference:
             self.reference = self.outputs()
         else:
             self._check()
 
     def after(self) -> None:
-        """Run after the clients of a round: the outputs of trusted code may not have changed."""
+        """Check after a round's clients ran: user code without a graph must give the same outputs as before."""
         if self.trusted:
             self._check()
 
     def _check(self) -> None:
-        """Refuse changed outputs; where code fails now but its captured graph still runs, nothing is refused."""
+        """Refuse changed outputs. Code that now raises is accepted if its captured graph runs on the records."""
         now = self.outputs()
         if self.reference and (now or self.trusted) and not relative_distance(self.reference, now) <= SAME:
             found = "a model or a loss whose output for a synthetic record has changed since the first round"
-            needed = (
-                "code that remembers nothing of its records, else they are in the next client's message without noise"
-            )
-            fix = (
-                "keep what is counted, averaged or scheduled out of model and loss (a graph stays as it was captured), "
-            )
+            needed = "code that stores no records: stored records would enter the next client's message without noise"
+            fix = "remove counters, running averages and schedules from model and loss, "
             raise PlanError("state", found, needed, f"{fix}and take random numbers from torch")
 
     def outputs(self) -> list[Tensor]:
-        """Scores and loss of the synthetic records; empty where the model cannot run on them."""
-        for buffer, first in self.buffers:
-            buffer.data.copy_(first)
-        try:
-            with frozen_rng(), at_global_rng_state(self.rng_state), torch.no_grad():
-                scores = self.model(self.x)
-                return [scores.clone(), self.losses(scores, self.y).clone()]
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
-            return []
+        """Return scores and loss of the synthetic records; an empty list where the model cannot run on such records."""
+        found: list[Tensor] = []
+        for freeze in self.freeze:
+            for buffer, first in self.buffers:
+                buffer.data.copy_(first)
+            try:
+                with ExitStack() as held, torch.random.fork_rng(devices=[]):
+                    if freeze:
+                        held.enter_context(frozen_rng())
+                    if self.rng_state is not None:
+                        held.enter_context(at_global_rng_state(self.rng_state))
+                    held.enter_context(torch.no_grad())
+                    before, scores = torch.get_rng_state(), self.model(self.x)
+                    found = [scores.clone(), self.losses.value(scores, self.y).clone()]
+                    if torch.equal(before, torch.get_rng_state()):
+                        break  # nothing random was drawn
+            except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+                return []
+        return found
 
 
 def model_answers(task: Task) -> tuple[float, ...]:
-    """Fingerprint of module and loss: their outputs for synthetic records at fixed public weights."""
+    """Return a fingerprint of model and loss: outputs for synthetic records at fixed public weights."""
     check = LeakCheck(task)
     task.layout.load(check.model, torch.linspace(-0.1, 0.1, task.layout.size, device=task.device))
     return tuple(value for part in check.outputs() for value in part.double().flatten()[:16].tolist())
 
 
 def same_answers(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether two fingerprints agree up to the rounding of machines; an empty first one agrees with any."""
+    """Return whether two fingerprints agree up to float rounding; an empty first fingerprint agrees with any."""
     return not one or relative_distance([torch.tensor(one)], [torch.tensor(other)]) <= MACHINES
 
 
@@ -226,7 +232,7 @@ def same_answers(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def check_prepared(plan: Plan, task: Task) -> None:
-    """Refuse a task that waits for other column histograms than the plan's cost includes."""
+    """Refuse a task whose columns need other histogram releases than the plan's cost includes."""
     asked = {one.release.column: one.release for one in task.waiting}
     accounted = {part.column: part for part in plan.prepare}
     if asked == accounted:
@@ -235,13 +241,13 @@ def check_prepared(plan: Plan, task: Task) -> None:
     found = f"column {wrong!r}, whose histogram " + (
         "is not in the plan's cost" if wrong not in accounted else "the task does not wait for, or in another form"
     )
-    raise DataError(found, "the same preparations in plan and task", "let the file that names the data make both")
+    raise DataError(found, "the same column histograms in plan and task", "build both from one configuration file")
 
 
 def prepare_columns(
     plan: Plan, task: Task, streams: Streams, charge: Callable[[int, None], None], state: State
 ) -> tuple[Task, State]:
-    """Scale the task's columns by the histograms in the state; where there are none, charge and release them first."""
+    """Scale the task's columns by noised histograms, which are charged and released first unless `state` holds them."""
     if not plan.prepare:
         return task, state
     if not released_histograms(state):
@@ -257,13 +263,13 @@ def prepare_columns(
 
 
 def released_histograms(state: State) -> dict[str, Values]:
-    """Noised histograms in a state, by column."""
+    """Return the noised histograms stored in a run's state, by column."""
     kept = {name.removeprefix(PREPARED): held for name, held in state.public_state.items() if name.startswith(PREPARED)}
     return {name: held.double().numpy() for name, held in kept.items()}
 
 
 def noised_histogram(plan: Plan, part: Preparation, held: Iterable[Values], streams: Streams) -> Tensor:
-    """Return the noised sum of all clients' messages: each is noised, or with a trusted curator the sum, once."""
+    """Return the noised sum of all clients' histograms; a curator noises the sum, else every client its own."""
     noise, trusted = part.noise(plan.forecast.lines[0].relation), has_curator(plan.unit, plan.release)
 
     def noised(message: Values, client: int) -> Tensor:
@@ -279,7 +285,7 @@ def noised_histogram(plan: Plan, part: Preparation, held: Iterable[Values], stre
 
 
 def scaled(task: Task, found: Mapping[str, Values]) -> Task:
-    """Return the task with columns of clients' and test records scaled by released histograms."""
+    """Return the task with the columns of training and test records scaled by released histograms."""
 
     def scale(records: Records) -> Records:
         return replace(records, x=torch.from_numpy(scale_columns(records.x.numpy(), task.waiting, found)))
@@ -289,7 +295,7 @@ def scaled(task: Task, found: Mapping[str, Values]) -> Task:
 
 
 def column_scales(task: Task, state: State) -> dict[str, Any]:
-    """Values read off the released histogram of every column, in its own unit, with which new rows are prepared."""
+    """Return every column's scaling constants, read from its released histogram; new rows need the same constants."""
     found = released_histograms(state)
     totals = {one.release.column: (one, found[one.release.column]) for one in task.waiting}
     return {name: {**one.read(total), "noised_histogram": total.tolist()} for name, (one, total) in totals.items()}

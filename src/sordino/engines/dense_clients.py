@@ -1,6 +1,6 @@
 """Objectives with a written-out gradient, a chunk of clients at once: chains of dense layers, and linear models.
 
-Chosen by the table in engines/objectives.py. They use no autograd and no copies of the module.
+The table in engines/objectives.py chooses them. They use neither autograd nor copies of the module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Layer = tuple[Tensor, Tensor | None]  # weights [m, o, i] and biases [m, 1, o] o
 
 @dataclass(frozen=True)
 class Stage:
-    """Linear layer of a chain: positions of weight and bias in the flat row, and the activation that follows."""
+    """One Linear layer of a chain: slices of weight and bias in the flat parameter row, and the activation after it."""
 
     outputs: int
     inputs: int
@@ -47,7 +47,7 @@ class Stage:
     activation: type[nn.Module] | None  # None after the last layer
 
     def of(self, rows: Tensor) -> Layer:
-        """Views of the layer's weights and biases in rows [m, d]."""
+        """Return views of the layer's weights and biases in parameter rows [m, d], one client per row."""
         weight = rows[:, self.weight : self.weight + self.outputs * self.inputs].view(-1, self.outputs, self.inputs)
         return weight, None if self.bias is None else rows[:, None, self.bias : self.bias + self.outputs]
 
@@ -58,7 +58,7 @@ class Stage:
 
 
 class Copies:
-    """Base of objectives whose rows [m, d] are in the layout's order and start as copies of the model."""
+    """Base of objectives with one flat parameter row per client, [m, d], each a copy of the model at the start."""
 
     layout: Layout
 
@@ -76,11 +76,11 @@ class Copies:
         return rows
 
     def untouched(self) -> None:
-        """Check nothing: no module runs, so none can keep a client's data."""
+        """Do nothing: these objectives run no module, so no module can store a client's data."""
 
 
 class DenseClients(Copies):
-    """m clients of Linear layers with ReLU, Tanh or Sigmoid between them, under a loss whose slope is written out.
+    """Gradients of m clients of Linear layers with ReLU, Tanh or Sigmoid between, and a loss with closed-form gradient.
 
     a_0 = x;  z_l = a_(l-1) W_l^T + c_l;  a_l = h(z_l);      r_L = d loss / d z_L;  r_(l-1) = (r_l W_l) * h'(z_(l-1))
     dW_l = r_l^T a_(l-1) / n,  dc_l = sum r_l / n
@@ -96,14 +96,14 @@ class DenseClients(Copies):
         self.kernel = kernels.AVAILABLE and len(self.stages) == 1 and type(self.loss) in CODES and single
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
-        """Gradients [m, d] of each client's mean loss, written into one buffer that the next call overwrites."""
+        """Return the gradients [m, d] of each client's mean loss, in a buffer that the next call overwrites."""
         layers = [stage.of(w) for stage in self.stages]
         inputs, scores = self._forward(layers, batch)
         last = mean_shares(self.slope(scores, batch.y), batch)
         return self._written(w, inputs, self._residuals(layers, inputs, last))
 
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
-        """Run w <- (1 - lr decay) w - lr gradient over the batches; matrix products add the gradients directly."""
+        """Run SGD, w <- (1 - lr decay) w - lr gradient, over the batches; matrix products update w in place."""
         rows = self.place(start, clients)
         layers = [(w.clone(), c if c is None else c.clone()) for w, c in (stage.of(rows) for stage in self.stages)]
         for batch in batches:
@@ -125,7 +125,7 @@ class DenseClients(Copies):
         return rows
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
-        """Sums [m, d] of every record's gradient, each clipped to the ball; masked and non-finite ones are zero."""
+        """Return each client's sum [m, d] of clipped per-record gradients; masked and non-finite ones count as zero."""
         layers = [stage.of(w) for stage in self.stages]
         inputs, scores = self._forward(layers, batch)
         residuals = self._residuals(layers, inputs, self.slopes_at(scores, batch.y, inputs[-1], ball))
@@ -147,7 +147,7 @@ class DenseClients(Copies):
         return sums
 
     def slopes_at(self, scores: Tensor, y: Tensor, x: Tensor, ball: Ball) -> Tensor:
-        """Return d loss / d scores; of the loss' Moreau envelope where the ball names one (linear models only)."""
+        """Return d loss / d scores, or that of the loss's Moreau envelope if `ball` asks for it."""
         if ball.envelope is None:
             return self.slope(scores, y)
         squares = self.stages[0].sizes(x, 2).square()[..., None]
@@ -168,7 +168,7 @@ class DenseClients(Copies):
         return inputs, a
 
     def _residuals(self, layers: list[Layer], inputs: list[Tensor], last: Tensor) -> list[Tensor]:
-        """Return r_1 to r_L."""
+        """Return d loss / d z of every layer, r_1 to r_L."""
         found = [last]
         for i in range(len(layers) - 1, 0, -1):
             activation = self.stages[i - 1].activation
@@ -191,13 +191,13 @@ class DenseClients(Copies):
 
 
 class LinearClients(DenseClients):
-    """A chain of one layer, with compiled loops where numba is installed, and with Moreau envelopes.
+    """Gradients of m clients of one Linear layer, compiled where numba is installed; supports Moreau envelopes.
 
     z = x W^T + c;  r = d loss / d z, e.g. softmax(z) - onehot(y);   dW = r^T x / n,  dc = sum r / n
     """
 
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
-        """Run the same steps in compiled loops, one client after the other, where those can read the records."""
+        """Run SGD over the batches in compiled loops, client by client, if the records are float32 on the CPU."""
         if not (self.kernel and isinstance(batches, Batches)):
             return super().descend(start, batches, clients, lr, decay)
         from sordino.kernels import linear as kernel
@@ -213,7 +213,7 @@ class LinearClients(DenseClients):
         return torch.cat([weight.flatten(1), bias], 1)
 
     def table(self, records: Records, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[Any]]:
-        """Arrays of all records and targets; labels of `rows` that have no score are refused before loops read them."""
+        """Return records and targets as arrays; refuse class labels in `rows` outside the model's number of scores."""
         x, y = records.x.view(len(records), -1), records.y.reshape(len(records), -1).numpy()
         labels, classes = y[rows], self.stages[0].outputs
         if self.loss.targets == "class" and labels.size and not 0 <= labels.min() <= labels.max() < classes:
@@ -245,13 +245,13 @@ def mean_shares(residual: Tensor, batch: Batch) -> Tensor:
 
 
 def finite(x: Tensor, sizes: Tensor) -> Tensor:
-    """Copy of `x` with zeros in place of records whose size is NaN or infinite: their clip factor is zero."""
+    """Return a copy of `x` with zeros in place of records whose gradient norm is NaN or infinite."""
     real = sizes.isfinite()
     return x if bool(real.all()) else torch.where(real[..., None], x, torch.zeros_like(x))
 
 
 def dense_stages(task: Task) -> list[Stage]:
-    """Layers of a model that is a chain of Linear layers, all trained, with activations between; else an empty list."""
+    """Return the layers of a model that is a chain of trained Linear layers and activations, else []."""
     whole = task.program.chain
     parts = [part for part in whole if type(part) is not nn.Flatten]
     layers, curves = parts[::2], parts[1::2]
@@ -272,7 +272,7 @@ def dense_stages(task: Task) -> list[Stage]:
 
 
 def has_written_gradient(task: Task, single: bool) -> bool:
-    """Whether the model is one Linear layer (`single`), or a longer chain, that fits the records and a known loss."""
+    """Return whether a model is a chain of Linear layers (one if `single`) and its loss has a closed-form gradient."""
     found = dense_stages(task)
     if not found or (len(found) == 1) != single:
         return False

@@ -1,4 +1,4 @@
-"""The distributed engine: every rank runs its share of the cohort, and one sum per round adds them up.
+"""The distributed engine: every rank (process) runs a share of the cohort, and one reduction per round sums all shares.
 
     order (cohort), start  --broadcast-->  rank r: sum of its clients' messages  --reduce-->  rank 0: total
 
@@ -46,7 +46,7 @@ STORE_SECONDS = 20.0  # within which a store that listens answers, however busy 
 
 
 class Served(SystemExit):
-    """Exit of a rank other than 0 when the run is over: the process ends with code 0, unless caught."""
+    """SystemExit raised in ranks other than 0 when the run is over; the process ends with exit code 0."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -54,15 +54,15 @@ class Served(SystemExit):
 
 @dataclass(frozen=True)
 class Distributed(Engine):
-    """Engine in which every rank runs its share of each cohort the way `InProcess` would.
+    """Engine in which every rank runs its share of each cohort as the `InProcess` engine does.
 
-    For use in a process that torchrun or `sordino run --workers` started. Rank 0 goes through the whole run; in the
-    others `prepare` serves it and then ends the process (`Served`), so what follows in a script happens once.
+    For processes started by torchrun or `sordino run --workers`. Rank 0 runs the whole script; in the
+    other ranks `prepare` computes rank 0's requests and then ends the process (`Served`).
     Guarantee: with one seed the result is that of `InProcess` up to the rounding of a sum (1e-5), for any number of
     ranks, because every random stream is keyed by (round, purpose, client); and the certificate is the same, because
     draws, charges and releases are.
-    It stands in for a secure sum and a shuffler as `InProcess` does: all ranks are one operator's simulation, in which
-    nobody looks at a single message. A rank's partial sum is no more protected than the records it was computed from.
+    Like `InProcess` it simulates a secure sum and a shuffler: all ranks belong to one operator, and
+    a rank's partial sum is as sensitive as the records that it was computed from.
     """
 
     each: InProcess = field(default_factory=InProcess)
@@ -90,7 +90,7 @@ class Distributed(Engine):
 
 
 def _fingerprint(plan: Plan, task: Task, streams: Streams) -> bytes:
-    """SHA-256 of all that must agree on every rank: plan, clients' rows, model, a sample of the records, seed."""
+    """Return the SHA-256 of what must be equal on every rank: plan, partition, model, a sample of the records, seed."""
     clients, found = task.clients, hashlib.sha256(f"{plan.hash} {streams.mode}".encode())
     found.update(str(getattr(streams, "seed", "")).encode())
     x, y = clients.records.x, clients.records.y
@@ -101,9 +101,9 @@ def _fingerprint(plan: Plan, task: Task, streams: Streams) -> bytes:
 
 
 def equal_shares(loads: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
-    """Positions in a cohort by rank: the largest load first, each to the rank with the least load so far.
+    """Assign a cohort's positions to ranks: largest load first, each to the rank with the least load so far.
 
-    Within 4/3 of the best cut (Graham 1969). Ties go to the earlier client and the lower rank, so all ranks agree.
+    The largest load is within 4/3 of the optimum (Graham 1969). Ties go to the earlier client and the lower rank.
     """
     owner, busy = np.empty(len(loads), dtype=np.int64), [(0, rank) for rank in range(ranks)]
     for place in np.argsort(-loads, kind="stable"):
@@ -114,7 +114,7 @@ def equal_shares(loads: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]
 
 
 class Rank(Worker):
-    """One rank's part of a run; on rank 0 it is the run's worker, and leads the others."""
+    """Worker of one rank; rank 0's worker is called by the training loop and sends requests to the other ranks."""
 
     def __init__(self, group: Group, worker: InProcessWorker, task: Task) -> None:
         self.group, self.worker, self.task = group, worker, task  # the worker's own task may be on another device
@@ -136,7 +136,7 @@ class Rank(Worker):
         return Collected(total, int(rest[0]), diagnostics, noised=self.worker.own_noise)
 
     def evaluate(self, model: Tensor) -> dict[str, float]:
-        """Evaluate each rank's part of the test records; a task with metrics, which need all outputs, on rank 0."""
+        """Evaluate the test records, divided among the ranks; rank 0 evaluates all where metrics need all outputs."""
         if self.task.test is None:
             return {}
         if self.task.metrics:
@@ -144,7 +144,7 @@ class Rank(Worker):
         return figures(self._lead(Order(), model)[0].cpu())
 
     def close(self) -> None:
-        """End the other ranks. After a failure nothing is sent: they notice that this process is gone."""
+        """End the other ranks; after a failure nothing is sent, and the others see the closed connection."""
         if self.idle:
             with suppress(RankError):  # a rank that is gone is not needed any more
                 self.group.send(END)
@@ -159,7 +159,7 @@ class Rank(Worker):
     # ---- every rank -------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Do rank 0's orders until it ends the run."""
+        """Compute rank 0's requests until rank 0 ends the run."""
         limits = Limits(self.task.clients.population, self.task.layout.size)
         while True:
             try:
@@ -173,7 +173,7 @@ class Rank(Worker):
             self._do(order, self.group.share(torch.empty(self.task.layout.size)))
 
     def _do(self, order: Order, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two sums over all ranks, reduced in one buffer; only rank 0 receives the result."""
+        """Compute one request; return the two summed vectors (messages, norms), which are complete on rank 0 only."""
         if order.public is None or order.cohort is None:
             parts = self._evaluate_share(vector)
         else:
@@ -182,7 +182,7 @@ class Rank(Worker):
         return both[: len(parts[0])], both[len(parts[0]) :]
 
     def _run_share(self, job: ClientJob) -> tuple[Tensor, Tensor]:
-        """This rank's sum [d'], and the number of its clients followed by their norms at this rank's positions."""
+        """Return this rank's sum of messages [d'], and its number of clients followed by their norms."""
         cut = equal_shares(self.costs[job.cohort], self.group.size)
         before, own = sum(map(len, cut[: self.group.rank])), job.cohort[cut[self.group.rank]]
         with self.group.own_work(f"round {job.public.t + 1}"):
@@ -194,7 +194,7 @@ class Rank(Worker):
         return total, rest
 
     def _evaluate_share(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of this rank's test records; zeros of the same shape for a rank without any."""
+        """Return the metric sums over this rank's test records; zeros for a rank without test records."""
         test = self.task.test
         assert test is not None
         cut = zip(*(side.tensor_split(self.group.size) for side in (test.x, test.y)), strict=True)
@@ -210,18 +210,18 @@ class Rank(Worker):
 
 
 def own_rank() -> int:
-    """Number of this process among the ranks; refuse a process that is none."""
+    """Return the rank of this process; refuse a process that neither torchrun nor --workers started."""
     if dist.is_initialized():
         return dist.get_rank()
     if not os.environ.keys() >= RANK:
-        found, fix = "a process that is no rank", "sordino run --workers 2, or torchrun --nproc-per-node 2 ..."
-        raise EngineError(found, "one started by torchrun, or by --workers", fix)
+        found, fix = "a process without a rank", "sordino run --workers 2, or torchrun --nproc-per-node 2 ..."
+        raise EngineError(found, "a process that torchrun or --workers started", fix)
     return int(os.environ["RANK"])
 
 
 @dataclass(frozen=True)
 class Group:
-    """All ranks. Every call is made by all of them; a rank that is lost raises `RankError` in the others."""
+    """Process group of all ranks; every rank makes every call, and a lost rank raises `RankError` in the others."""
 
     rank: int
     size: int
@@ -233,7 +233,7 @@ class Group:
         return "nccl" if self.device.type == "cuda" else "gloo"
 
     def send(self, body: bytes) -> None:
-        """Send bytes from rank 0 to every rank: their number, then the bytes. They are never unpickled."""
+        """Send bytes from rank 0 to every rank, their length first; nothing is pickled."""
         self._together(dist.broadcast, torch.tensor([len(body)], device=self.device), src=0)
         self._together(dist.broadcast, _bytes(body).to(self.device), src=0)
 
@@ -262,15 +262,15 @@ class Group:
         return part
 
     def compare(self, fingerprint: bytes) -> None:
-        """Refuse ranks that do not run the same plan and model on the same data."""
+        """Refuse ranks whose fingerprints of plan, model and data differ."""
         own = _bytes(fingerprint).to(self.device)
         every = [torch.empty_like(own) for _ in range(self.size)]
         self._together(dist.all_gather, every, own)
         other = next((rank for rank, found in enumerate(every) if not torch.equal(found, every[0])), None)
         if other is not None:
             found = f"another plan, model or data on rank {other} than on rank 0"
-            fix = "the same files on every machine; in a script, seed what is random before it is built"
-            raise EngineError(found, "the same on every rank", fix)
+            fix = "use the same files on every machine; in a script, seed torch before building model and data"
+            raise EngineError(found, "the same plan, model and data on every rank", fix)
 
     def _together(self, call: Callable[..., object], *arguments: object, **options: object) -> None:
         try:
@@ -280,12 +280,12 @@ class Group:
             raise self.lost("was not heard of in time" if late else "is gone") from error
 
     def lost(self, what: str) -> RankError:
-        """Error for another rank that has ended; it is named where there are two ranks."""
+        """Return the error for another rank that has ended; with two ranks the sentence gives its number."""
         other = f"rank {1 - self.rank} of 2" if self.size == 2 else f"one of {self.size} ranks"
         return RankError(f"{other} {what} (noticed by rank {self.rank})", lost=True, said=not self._is_first())
 
     def _is_first(self) -> bool:
-        """Whether no other rank has reported yet, so that one sentence is printed; under `--workers` none is."""
+        """Return whether this rank is the first to report an error and may print it; always False under `--workers`."""
         if RENDEZVOUS in os.environ:
             return False
         if self.store is None:
@@ -326,7 +326,7 @@ def join(device: torch.device, timeout: float) -> Group:
         reason = str(error).splitlines()[0]
         if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
             reason = f"port {os.environ['MASTER_PORT']} is in use: choose another one, torchrun's --master-port"
-        raise RankError(f"rank {rank} did not meet the others ({reason})") from error
+        raise RankError(f"rank {rank} could not connect to the other ranks ({reason})") from error
     atexit.register(_leave)
     if rank == 0 and RENDEZVOUS not in os.environ:  # torchrun ends the ranks that are left when one has failed
 
@@ -346,7 +346,7 @@ def _leave() -> None:
 
 
 def _joined(device: torch.device, timeout: timedelta) -> Group:
-    """Meet at the file of `--workers`, or where torchrun says, and form the process group."""
+    """Form the process group through the file of `--workers`, or at the address that torchrun set."""
     where, place = os.environ.get(RENDEZVOUS, "env://"), (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     if where == "env://" and place[0] != 0:
         _check_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout.total_seconds())

@@ -21,7 +21,6 @@ from sordino.engines.batches import Reader
 from sordino.engines.checks import LeakCheck
 from sordino.engines.objectives import ExecutionPath, OneClient, Path, choose_path
 from sordino.errors import PartError, PlanError
-from sordino.kernels import tune_allocator
 from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public, finite_rows
 from sordino.parts.gradients import Objective
@@ -31,6 +30,7 @@ from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Streams
 from sordino.task import Task
+from sordino.version import tune_allocator
 
 ROW_BYTES = 1 << 28  # memory for the working rows of a chunk
 CLIENTS = "clients."  # prefix of client states in `State.secret_state`
@@ -40,7 +40,7 @@ States = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class InProcess(Engine):
-    """Simulation of every client in this process; it stands in for a secure sum and a shuffler."""
+    """Engine that simulates all clients in this process, and with them a secure sum and a shuffler."""
 
     path: Path | None = None
     chunk: int | None = None
@@ -50,7 +50,7 @@ class InProcess(Engine):
     leads = True
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
-        """Choose the path once, from the model and the plan, never from a clock."""
+        """Choose how clients are computed, from model and plan alone, and return the worker of the run."""
         tune_allocator()
         device = device_of(self.device)
         task = task if device == task.device else task.on(device)
@@ -62,7 +62,7 @@ class InProcess(Engine):
 
 
 class InProcessWorker(Worker):
-    """The in-process engine for one plan on one task; messages are added to the sum chunk by chunk."""
+    """Worker of the in-process engine: it trains a chunk of clients at a time and adds their messages to the sum."""
 
     def __init__(
         self, plan: Plan, task: Task, streams: Streams, way: ExecutionPath, chunk: int, own_noise: bool = False
@@ -71,7 +71,7 @@ class InProcessWorker(Worker):
         self.path, self.chunk, self.device, self.own_noise = way.path, chunk, task.device, own_noise
         self.objective: Objective = way.make(task, plan, streams)
         self.reader = Reader(task.clients, task.device)
-        self.noisy = isinstance(plan.bound, AlreadyPrivate)
+        self.noisy = isinstance(plan.bounds[-1], AlreadyPrivate)
         self.slopes = any(step.needs_slopes for step in plan.encode)
         self.client_states = ClientStates(plan.local)
         shipped = task.program.plain and task.program.plain_loss  # layers of torch, losses of Sordino: no user code
@@ -82,10 +82,10 @@ class InProcessWorker(Worker):
         header: dict[str, str | int] = {"engine": "inprocess", "path": self.path, "chunk": self.chunk}
         header |= {"gradient": type(self.objective).__name__, "device": str(self.device), "malloc": tune_allocator()}
         header["loops"] = "compiled" if getattr(self.objective, "kernel", False) else "torch"
-        return {**header, **self.task.program.of(self.plan.unit).header}
+        proof = self.task.program.of(self.plan.unit)
+        return {**header, "own_code": proof.grade, "own_code_why": proof.why}
 
     def collect(self, job: ClientJob) -> Collected:
-        """Run the cohort."""
         total, norms = self.fold(job)
         figures = update_figures(norms, job.public.clip_norm)
         return Collected(total, len(job.cohort), figures, self.client_states.stored(), noised=self.own_noise)
@@ -94,7 +94,7 @@ class InProcessWorker(Worker):
         self.client_states.states = states_by_client(stored)
 
     def fold(self, job: ClientJob) -> tuple[Tensor, list[Tensor]]:
-        """Return the sum [d'] of the cohort's messages, and the norms of its updates."""
+        """Return the sum [d'] of the cohort's encoded messages, and the norms of the raw updates."""
         total = torch.zeros(self.plan.length(len(job.start)), dtype=torch.float64, device=self.device)
         norms: list[Tensor] = []
         for chunk, rows, lengths in self.encoded(job):
@@ -139,7 +139,7 @@ class InProcessWorker(Worker):
         return torch.stack(each).to(rows.device)
 
     def solve(self, clients: Cohort, public: Public, start: Tensor) -> Tensor:
-        """Return the messages [m, d] of a chunk before encoding."""
+        """Train a chunk of m clients and return the updates [m, d] before encoding."""
         t, own = public.t, self.objective.inward(start)
         if t + 1 == self.plan.rounds and isinstance(self.objective, OneClient) and self.objective.fast is not None:
             self.objective.fast.asked = True  # the certificate is next: check that records are independent
@@ -164,7 +164,7 @@ class InProcessWorker(Worker):
         return self._outward(rows)
 
     def _ordered(self, state: States, *, inward: bool) -> States:
-        """Convert the states that have the model's length to the objective's order of coordinates, or back."""
+        """Reorder coordinates of client states from the model's order to the objective's, or back."""
 
         def turned(rows: Tensor) -> Tensor:
             if rows.dim() != 2 or rows.shape[1] != self.task.layout.size:
@@ -174,20 +174,20 @@ class InProcessWorker(Worker):
         return {name: turned(rows) for name, rows in state.items()}
 
     def _outward(self, rows: Tensor) -> Tensor:
-        """Convert rows that hold one or several vectors of the model's length to the layout's order."""
+        """Reorder rows of one or more vectors of the model's length from the objective's order to the model's."""
         size = self.task.layout.size
         if rows.shape[1] == size:
             return self.objective.outward(rows)
         return torch.cat([self.objective.outward(part.contiguous()) for part in torch.split(rows, size, 1)], 1)
 
     def noise_streams(self, owners: Sequence[tuple[Plan, Streams, int]], t: int) -> list[Coins]:
-        """Random streams of the clients' local noise; empty where the local solver draws none."""
+        """Return the clients' random streams for local noise; an empty list where the local solver draws no noise."""
         if not self.noisy:
             return []
         return [Coins(c, streams.at(t, "local noise", c), plan.local) for plan, streams, c in owners]
 
     def _slopes(self, clients: Cohort, job: ClientJob) -> Tensor:
-        """Gradients [m, d] of each client's whole loss at the round's start; zero for a client without records."""
+        """Return each client's full-batch gradient [m, d] at the round's start; zero for a client without records."""
         whole = [np.arange(max(self.task.clients.size(int(c)), 1))[None, :] for c in clients]
         batch = next(iter(self.reader.batches(clients, whole)))
         w = self.objective.place(self.objective.inward(job.start), len(clients))
@@ -206,19 +206,19 @@ def public_update(plan: Plan, task: Task, streams: Streams, start: Tensor, t: in
 @codec.hides_values
 @dataclass
 class ClientStates:
-    """States of all clients that have taken part, in the order of the model's coordinates, on the CPU."""
+    """States that clients keep between rounds (such as control variates), by client, on the CPU."""
 
     local: LocalSolver
     states: dict[int, States] = field(default_factory=dict)
 
     def of(self, clients: Cohort, start: Tensor) -> States:
-        """Copy these clients' states, [m, *shape] by name; a new client has the solver's initial values."""
+        """Return copies of these clients' states, [m, *shape] by name; a new client has the solver's initial state."""
         first = self.local.client_state(start) if any(c not in self.states for c in clients.tolist()) else {}
         found = [self.states.get(client, first) for client in clients.tolist()]
         return {name: torch.stack([one[name].to(start.device) for one in found]) for name in found[0]}
 
     def put(self, clients: Cohort, states: Mapping[str, Tensor], start: Tensor) -> None:
-        """Store the states that the solver left; a state with NaN or infinity is dropped, like its client's message."""
+        """Store the clients' new states; a state with NaN or infinity is dropped, as that client's message is."""
         first = self.local.client_state(start)
         shapes = {name: (len(clients), *value.shape) for name, value in first.items()}
         if {name: tuple(value.shape) for name, value in states.items()} != shapes:
@@ -230,7 +230,7 @@ class ClientStates:
                 self.states[client] = own
 
     def stored(self) -> States:
-        """Tensors for a checkpoint: the clients' numbers, and one table per name."""
+        """Return the states as tensors for a checkpoint: the client numbers, and one table per state name."""
         if not self.states:
             return {}
         ids = sorted(self.states)
@@ -247,7 +247,7 @@ def states_by_client(stored: Mapping[str, Tensor]) -> dict[int, States]:
 
 
 def update_figures(norms: list[Tensor], clip_norm: float) -> dict[str, float]:
-    """Return level and spread of a cohort's raw update norms, and the effect of the clip (paper 003). NOT private.
+    """Return mean and spread of a cohort's raw update norms and of its clip factors alpha_i. NOT private.
 
     alpha_i = min(1, clip norm / ||update_i||);  alpha_bar = mean alpha_i;  alpha_tilde = mean |alpha_i - alpha_bar|
     """

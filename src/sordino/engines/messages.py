@@ -46,7 +46,7 @@ def bad(found: str, needed: str = "") -> DataError:
 @codec.hides_values
 @dataclass(frozen=True)
 class Frame:
-    """Content of one message: a kind, fields of JSON, and one-dimensional arrays."""
+    """Content of one message: a kind, JSON fields, and one-dimensional arrays."""
 
     kind: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Frame:
 
     @classmethod
     def of_round(cls, public: Public, fields: Mapping[str, Any], arrays: Mapping[str, Array]) -> Frame:
-        """Frame of a round: `fields` and `arrays`, and the round's public values; an infinite clip norm is null."""
+        """Return the message of a round: `fields`, `arrays` and public values; an infinite clip norm becomes null."""
         clip_norm = None if public.clip_norm == math.inf else public.clip_norm
         known = {"t": public.t, "clip_norm": clip_norm, "size": public.size, "state": dict(public.state)}
         held = {} if public.mask is None else {"mask": public.mask.cpu().numpy().astype("<i8")}
@@ -92,7 +92,7 @@ class Frame:
 
     @classmethod
     def of_bytes(cls, body: bytes, most: int, head: int) -> Frame:
-        """Read what `to_bytes` wrote; refuse more than `most` bytes, or more than `head` bytes of JSON."""
+        """Parse a message written by `to_bytes`; refuse more than `most` bytes, or more than `head` bytes of JSON."""
         if len(body) > most:
             raise bad(f"{len(body)} bytes", f"at most {most}")
         end = body.find(b"\n", 0, head)
@@ -112,7 +112,7 @@ class Frame:
         return cls(kind, fields, _arrays(declared, memoryview(body)[end + 1 :]))
 
     def check_names(self, fields: Iterable[str], arrays: Iterable[str]) -> None:
-        """Refuse other fields or arrays than these and, in a round, those of its public values."""
+        """Refuse a message with other fields or arrays than the named ones and those of a round's public values."""
         own = {name for name in self.arrays if self.kind == "round" and (name == "mask" or name.startswith(BROADCAST))}
         known = PUBLIC if self.kind == "round" else ()
         for found, needed in ((set(self.fields), {*fields, *known}), (set(self.arrays), {*arrays, *own})):
@@ -123,7 +123,7 @@ class Frame:
 
 
 def _arrays(declared: Any, raw: memoryview) -> dict[str, Array]:
-    """Read the declared arrays; refuse unknown types, and lengths that do not add up to the bytes there are."""
+    """Parse the arrays that the JSON line declares; refuse unknown dtypes, and lengths that do not fit the bytes."""
     if not isinstance(declared, list):
         raise bad(f"arrays {brief_repr(declared)}", "a list of [name, type, length]")
     found: dict[str, Array] = {}
@@ -175,7 +175,7 @@ def distinct(array: Array, name: str, end: int) -> NDArray[np.int64]:
 
 
 def public_bytes(size: int) -> int:
-    """Most bytes that the arrays of a round's public values take for a model of `size` numbers."""
+    """Return the largest size in bytes of a round's public values, for a model of `size` parameters."""
     return (8 + 4 * MOST_BROADCAST) * size
 
 
@@ -185,10 +185,10 @@ def public_bytes(size: int) -> int:
 @codec.hides_values
 @dataclass(frozen=True)
 class Job:
-    """One client's work in one round; without `public` and `start`, the question whether it takes part in the run.
+    """Request to one client: train in one round, or (without `public` and `start`) say if it accepts the run's plan.
 
-    The same work has the same `id`, whenever it is asked for: a silo that has answered sends the same bytes again. The
-    seed of a simulation is in it; in a run for release there is none, and one that is sent is refused.
+    The same request has the same `id` each time it is sent, and a silo answers it with the same bytes each time. The
+    request of a simulation holds its seed; in a run with secure noise a request with a seed is refused.
     """
 
     run: str
@@ -203,12 +203,12 @@ class Job:
 
     @property
     def admission(self) -> bool:
-        """Whether this is the question before the first round."""
+        """Whether this request asks, before the first round, if the client accepts the plan."""
         return self.public is None
 
     @cached_property
     def id(self) -> str:
-        """SHA-256 of all fields but `deadline` and `paid`."""
+        """SHA-256 of all fields of the request except `deadline` and `paid`."""
         return hashlib.sha256(replace(self, deadline=math.inf, paid=0).to_bytes()).hexdigest()
 
     def to_bytes(self) -> bytes:
@@ -221,7 +221,7 @@ class Job:
 
     @classmethod
     def from_bytes(cls, body: bytes, size: int) -> Job:
-        """Read what `to_bytes` wrote for a model of `size` numbers; refuse anything else in one sentence."""
+        """Parse a request for a model of `size` parameters; raise `DataError` for any other bytes."""
         frame = Frame.of_bytes(body, JOB_HEAD + 4 * size + public_bytes(size), JOB_HEAD)
         if frame.kind not in ("admission", "round"):
             raise bad(f"kind {brief_repr(frame.kind)}", "admission or round")
@@ -278,9 +278,9 @@ def read_plan(written: str) -> Plan:
 @codec.hides_values
 @dataclass(frozen=True)
 class Reply:
-    """One client's answer: its noised row, or a reason to refuse, or neither to say that it takes part in the run.
+    """One client's answer: a noised message, or the reason of a refusal, or neither (the client accepts the plan).
 
-    `charges` is the receipt: how often this run has been charged to the client's data so far, this message included.
+    `charges` is the number of this run's charges in the client's ledger so far, this message included.
     """
 
     job: str
@@ -295,7 +295,7 @@ class Reply:
 
     @classmethod
     def from_bytes(cls, body: bytes, job: Job, length: int) -> Reply:
-        """Read the answer to `job`, whose row has `length` numbers; refuse anything else in one sentence."""
+        """Parse the answer to `job`, a message of `length` numbers; raise `DataError` for any other bytes."""
         frame = Frame.of_bytes(body, REPLY_HEAD + 4 * length, REPLY_HEAD)
         if frame.kind != "reply":
             raise bad(f"kind {brief_repr(frame.kind)}", "reply")
@@ -318,7 +318,7 @@ END = Frame("end").to_bytes()  # order that ends the run
 @codec.hides_values
 @dataclass(frozen=True)
 class Order:
-    """Rank 0's request: the messages of a cohort or, without one, an evaluation. The model's vector follows."""
+    """Rank 0's request to the other ranks: train a cohort or, without a cohort, evaluate. The model is sent next."""
 
     public: Public | None = None
     cohort: Cohort | None = None
@@ -331,18 +331,18 @@ class Order:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an order: the number of clients and of coordinates, both public."""
+    """Limits on the size of rank 0's requests, from the public numbers of clients and of coordinates."""
 
     population: int
     size: int
 
     @property
     def most(self) -> int:
-        """Bytes of the longest order."""
+        """Size of the longest valid request in bytes."""
         return ORDER_HEAD + 8 * self.population + public_bytes(self.size)
 
     def read(self, body: bytes) -> Order | None:
-        """Read an order; None ends the run. Refuse anything that rank 0 would not send."""
+        """Parse a request of rank 0; None means the end of the run. Refuse bytes that rank 0 cannot have sent."""
         frame = Frame.of_bytes(body, self.most, ORDER_HEAD)
         if frame.kind not in ("end", "evaluation", "round"):
             raise bad(f"kind {brief_repr(frame.kind)}", "end, evaluation or round")

@@ -39,9 +39,9 @@ RECORD_ENTRIES = 1 << 23  # numbers in the per-record gradients that are formed 
 
 
 class OneClient:
-    """One client at a time: the module's tensors are views of one flat row, and so are its gradients.
+    """Gradients of one client at a time by autograd; the module's parameters and gradients are views of flat rows.
 
-    With `any_order`, convolutions are channels last in the row: how a CPU convolves fastest.
+    With `any_order`, convolution weights are stored channels last in the row, which is fastest on a CPU.
     """
 
     def __init__(self, task: Task, rng: np.random.Generator | None = None, any_order: bool = True) -> None:
@@ -67,7 +67,7 @@ class OneClient:
         return self.row
 
     def untouched(self) -> None:
-        """Refuse a module that has kept data of this client outside the row, where the next client would see it."""
+        """Refuse a module that stored this client's data outside its parameters: the next client could read it."""
         self.state.check(full=True)
         if self.records is not None:
             self.records.state.check(full=True)
@@ -79,7 +79,7 @@ class OneClient:
         return self.layout.channels_first(rows) if self.any_order else rows
 
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
-        """Run plain SGD steps with gradients that are neither zeroed nor accumulated."""
+        """Run plain SGD over the batches; each step overwrites the gradient."""
         w, tensors = self.place(start, clients), [p for p in self.model.parameters() if p.requires_grad]
         for batch in batches:
             slopes = torch.autograd.grad(self._loss(batch), tensors, allow_unused=True)
@@ -91,7 +91,7 @@ class OneClient:
         return w
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
-        """Gradient [1, d] of the mean loss of the batch at w [1, d]."""
+        """Return the gradient [1, d] of the batch's mean loss at parameters w [1, d]."""
         before = None if w is self.row else self.row.clone()
         if before is not None:
             self.row.copy_(w)
@@ -102,7 +102,7 @@ class OneClient:
         return self.slope
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
-        """Sum [1, d] of every record's gradient at w [1, d], each clipped to the ball."""
+        """Return the sum [1, d] of clipped per-record gradients at parameters w [1, d]."""
         x, y = _real_records(batch)
         if ball.norm == 2 and ball.envelope is None and math.isfinite(ball.clip_norm):
             fast = self._compared()
@@ -117,10 +117,10 @@ class OneClient:
         return self.records.sum(self.outward(w)[0], x, y, ball)
 
     def _compared(self) -> ClippedGradient | None:
-        """Return the sum in one backward pass if it equals that of `RecordSums` on synthetic records, else None.
+        """Return the method with one backward pass if it equals `RecordSums` on synthetic records, else None.
 
-        By the graph, records are independent whatever they hold; whether the layers' rules find them is then a matter
-        of shapes. Weights are perturbed, lest a zero hides a difference. Where the forward pass is random, or vmap
+        The captured graph proves that records are independent; whether the layers' rules separate them depends only on
+        shapes. Weights are perturbed so that no weight of zero hides a difference. If the forward is random, or vmap
         cannot run it, `ClippedGradient` checks the independence of real records instead.
         """
         if self.compared or self.fast is None:
@@ -159,19 +159,19 @@ class OneClient:
 
 
 def _real_records(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Records and targets of a single client's batch that are not masked."""
+    """Return the records and targets of a single client's batch that are not masked."""
     x, y = batch.x[0], batch.y[0]
     return (x, y) if batch.mask is None else (x[batch.mask[0]], y[batch.mask[0]])
 
 
 def state_guard(model: nn.Module, rows: Iterable[Tensor] = ()) -> StateGuard:
-    """Guard against changes of the module's state, except its tensors in `rows`, which move with every client."""
+    """Return a guard that detects changes of the module's state, except of its parameters in `rows`."""
     fix = "keep what a client needs in parameters or float buffers: they begin anew for each and are clipped and noised"
     return StateGuard(model, list(rows), "while a client trained, so that the next would see it", fix)
 
 
 class ManyClients(Copies):
-    """A chunk of clients at once: vmap of the gradient over rows of parameters."""
+    """Gradients of several clients at once: vmap of the gradient over one parameter row per client."""
 
     def __init__(self, task: Task) -> None:
         self.layout, self.program = task.layout, task.program
@@ -185,7 +185,7 @@ class ManyClients(Copies):
         self.records = RecordSums(self.model, losses, task.layout)
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
-        """Sums [m, d] of every record's gradient, each clipped to the ball, client by client."""
+        """Return each client's sum [m, d] of clipped per-record gradients."""
         self.program.check("record")
         masks = batch.mask if batch.mask is not None else [None] * len(w)
         each = [
@@ -198,17 +198,17 @@ class ManyClients(Copies):
         return None
 
     def untouched(self) -> None:
-        """Refuse a module that has kept data of these clients, where the next chunk would see it."""
+        """Refuse a module that stored data of these clients, where later clients could read the data."""
         self.records.state.check(full=True)
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
-        """Gradients [m, d] of each client's mean loss at its own row of w [m, d]."""
+        """Return the gradients [m, d] of each client's mean loss, at that client's parameters in w [m, d]."""
         mask = batch.mask if batch.mask is not None else w.new_ones(batch.y.shape[:2])
         return self.layout.rows(self.slopes(self.layout.views(w), batch.x, batch.y, mask.to(w.dtype)), len(w))
 
 
 class RecordSums:
-    """Sums of per-record gradients through vmap, a few records at a time, for models without a faster rule."""
+    """Sums of clipped per-record gradients by vmap, a few records at a time, for models without a faster method."""
 
     def __init__(self, model: nn.Module, losses: Loss, layout: Layout) -> None:
         self.layout, self.width = layout, max(1, RECORD_ENTRIES // layout.size)
@@ -221,7 +221,7 @@ class RecordSums:
         self.state = state_guard(model)
 
     def sum(self, w: Tensor, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
-        """Sum [d] of gradients at w of records x, y [b, ...], each clipped to the ball; of many records in float64."""
+        """Return the sum [d] of clipped per-record gradients at w of records x, y [b, ...]."""
         total = torch.zeros_like(w, dtype=torch.float64)
         for some, labels in zip(torch.split(x, self.width), torch.split(y, self.width), strict=True):
             if len(some):
@@ -234,9 +234,9 @@ class RecordSums:
         return total if len(x) > FEW else total.to(w.dtype)
 
     def _prox(self, w: Tensor, x: Tensor, y: Tensor, envelope: Moreau) -> Tensor:
-        """Return argmin_v f(v) + beta / 2 ||w - v||^2 of every record, by subgradient steps 2 / (beta (k + 2)).
+        """Return each record's proximal point argmin_v f(v) + beta/2 ||w - v||^2, by steps 2/(beta (k + 2)).
 
-        It is the weighted mean of the iterates, weights k + 1 (Lacoste-Julien, Schmidt, Bach 2012).
+        The result is the mean of the iterates with weights k + 1 (Lacoste-Julien, Schmidt, Bach 2012).
         """
         v, mean = w.repeat(len(x), 1), w.repeat(len(x), 1)
         for k in range(envelope.steps):
@@ -257,7 +257,7 @@ NOMINAL = 32  # records of a step, for the rule above, where the plan does not s
 
 @dataclass(frozen=True)
 class ExecutionPath:
-    """One way to compute clients; with `always`, its condition `when` is skipped if the user names its path."""
+    """One way to compute clients' gradients; with `always`, `when` is not asked if the user names this path."""
 
     path: Path
     when: Callable[[Plan, Task], bool]
@@ -266,13 +266,13 @@ class ExecutionPath:
 
 
 def choose_path(plan: Plan, task: Task, path: Path | None = None) -> ExecutionPath:
-    """Return the first row of `PATHS` whose condition holds, among those of the named `path`."""
+    """Return the first row of `PATHS` whose condition holds; with `path`, among the rows of that name."""
     fitting = (way for way in PATHS if path in (None, way.path))
     return next(way for way in fitting if (path is not None and way.always) or way.when(plan, task))
 
 
 def _is_small(plan: Plan, task: Task) -> bool:
-    """Whether a local step has few operations and `vmap` can run the model."""
+    """Return whether one local step has few floating-point operations and `vmap` can run the model."""
     batch = getattr(plan.local, "batch", None) or NOMINAL
     few = step_flops(task, batch) < BATCH_BELOW.get(task.device.type, ELSEWHERE)
     return few and can_batch(task)
@@ -306,9 +306,9 @@ PATHS = (
 
 
 def can_batch(task: Task) -> bool:
-    """Whether vmap can run this model: no buffers that change, no randomness, no operation without a batching rule.
+    """Return whether vmap can run this model: no changing buffers, no randomness, no operation without a batching rule.
 
-    Records must be independent: clients with fewer of them are padded with masked ones.
+    Records must not influence each other, because clients with fewer records are padded with masked records.
     """
     layout = task.layout
     if layout.trainable < layout.size or any(isinstance(part, nn.RNNBase) for part in task.model.modules()):
@@ -326,7 +326,7 @@ def can_batch(task: Task) -> bool:
 
 
 def step_flops(task: Task, batch: int) -> float:
-    """Floating-point operations of one local step (forward and backward) on `batch` records, by two synthetic ones."""
+    """Return the floating-point operations of one local step (forward and backward) on `batch` records."""
     model, total = task.program.running().train(), 0.0
 
     def count(module: nn.Module, _inputs: Any, output: Any) -> None:

@@ -34,7 +34,7 @@ from sordino.task import Task
 
 
 class Transport(Protocol):
-    """A channel that carries bytes to the clients; `offers` may hold "secure_sum" and "shuffler"."""
+    """Channel that carries bytes to the clients and back; `offers` may contain "secure_sum" and "shuffler"."""
 
     @property
     def offers(self) -> frozenset[str]: ...
@@ -46,7 +46,7 @@ class Transport(Protocol):
 
 @dataclass(frozen=True)
 class Remote(Engine):
-    """Engine over a transport. `quorum` is the number of a cohort's clients that must report (all of a smaller one)."""
+    """Engine whose clients are reached over a transport; `quorum` of a cohort's clients must answer."""
 
     transport: Transport
     run: str = ""  # 32 hexadecimal digits; a run folder gives its own
@@ -60,7 +60,7 @@ class Remote(Engine):
     def __post_init__(self) -> None:
         if self.quorum < 1 or self.tries < 1 or not 0 < self.timeout < math.inf:
             found = f"quorum = {self.quorum}, tries = {self.tries}, timeout = {self.timeout:g}"
-            raise ConfigError(found, "at least 1, at least 1, and seconds above 0")
+            raise ConfigError(found, "a quorum of at least 1, at least 1 try, and a timeout above 0 seconds")
 
     @property
     def offers(self) -> frozenset[str]:
@@ -70,11 +70,13 @@ class Remote(Engine):
         return replace(self, run=run, charges=charges)
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> RemoteWorker:
-        """Return the worker of the run, after all clients were asked whether they take part."""
+        """Ask all clients whether they accept the plan, then return the worker of the run."""
         if not re.fullmatch("[0-9a-f]{32}", self.run):
-            raise EngineError(f"a run with the id {self.run!r}", "32 hexadecimal digits", "run it into a folder")
+            fix = "run into an output folder, which stores the id"
+            raise EngineError(f"a run with the id {self.run!r}", "an id of 32 hexadecimal digits", fix)
         if self.quorum > plan.clients.population:
-            raise ConfigError(f"quorum = {self.quorum} of {plan.clients.population} clients", "at most all of them")
+            found = f"quorum = {self.quorum} of {plan.clients.population} clients"
+            raise ConfigError(found, "a quorum of at most the number of clients")
         worker = RemoteWorker(self, plan, task, streams)
         if self.admission:
             worker.admit()
@@ -91,7 +93,7 @@ class Answers:
     wrong: dict[int, str] = field(default_factory=dict)  # reason why a client's answer cannot be used
 
     def take(self, job: Job, body: bytes, length: int) -> None:
-        """Add one answer if it can be read; two different answers of one client count as none."""
+        """Add one answer if it is valid; two different answers of one client count as no answer."""
         if self.raw.setdefault(job.client, body) != body:
             self.replies.pop(job.client, None)
             self.wrong[job.client] = "two different answers for one client: do two nodes use its name?"
@@ -112,7 +114,7 @@ class Answers:
 
 
 class RemoteWorker(Worker):
-    """Worker of one plan: it sends jobs, checks the answers, and adds them up."""
+    """Worker of one run: it sends jobs to the silos, checks the answers, and sums them."""
 
     def __init__(self, engine: Remote, plan: Plan, task: Task, streams: Streams) -> None:
         self.engine, self.plan, self.task, self.streams = engine, plan, task, streams
@@ -120,12 +122,15 @@ class RemoteWorker(Worker):
 
     @property
     def header(self) -> dict[str, str | int]:
-        known = self.task.knows_shapes
-        code = self.task.program.of(self.plan.unit).header if known else {}  # else each silo checks its own code
-        return {"engine": "remote", "transport": self.engine.transport.name, "quorum": self.engine.quorum, **code}
+        own: dict[str, str | int] = {"engine": "remote", "transport": self.engine.transport.name}
+        own["quorum"] = self.engine.quorum
+        if self.task.knows_shapes:  # else each silo checks its own code
+            proof = self.task.program.of(self.plan.unit)
+            own |= {"own_code": proof.grade, "own_code_why": proof.why}
+        return own
 
     def admit(self) -> None:
-        """Ask every client of the population whether it takes part; a refusal ends the run before any computation."""
+        """Ask every client whether it accepts the plan; one refusal ends the run before any computation."""
         wanted = {client: self._job(client) for client in range(self.plan.clients.population)}
         least = min(self.engine.quorum, len(wanted))
         heard = self._ask_until(wanted, lambda found: len(found.replies) >= least)
@@ -138,7 +143,7 @@ class RemoteWorker(Worker):
         return Job(self.engine.run, self.plan, client, self.streams.mode, seed, paid=self.paid.get(client, 0))
 
     def collect(self, job: ClientJob) -> Collected:
-        """Return the sum of the silos' rows. Nobody is asked in a round whose cohort is too small for a release."""
+        """Return the sum of the silos' messages; no silo is asked if the cohort is smaller than the release allows."""
         cohort, release = job.cohort, self.plan.release
         if not release.accepts(len(cohort)):
             return self._sum(Answers(), {int(client): "not asked" for client in cohort})
@@ -150,7 +155,7 @@ class RemoteWorker(Worker):
         return self._sum(heard, heard.refused)
 
     def _ask_until(self, wanted: Mapping[int, Job], enough: Callable[[Answers], bool]) -> Answers:
-        """Send the same jobs to clients without an answer, at most `tries` times, until the answers are `enough`."""
+        """Send jobs, again to clients without an answer (at most `tries` times), until `enough` accepts the answers."""
         heard = Answers()
         for _ in range(self.engine.tries):
             left = {client: job for client, job in wanted.items() if client not in heard.replies}
@@ -168,7 +173,7 @@ class RemoteWorker(Worker):
         raise QuorumError(self._too_few(heard), self._sum(heard, heard.refused))
 
     def _too_few(self, heard: Answers) -> str:
-        """Sentence for a round without quorum; it names clients only where the cohort is public or released."""
+        """Return the error sentence of a round without quorum; it names clients only if the cohort is public."""
         plan, said = self.plan, f"fewer clients reported than a round needs (quorum {self.engine.quorum})"
         if plan.clients.random and not {"cohort", "messages"} & plan.release.sees:
             return said
@@ -182,7 +187,7 @@ class RemoteWorker(Worker):
         return tuple(Receipt(client, count) for client, count in sorted(charges.items()))
 
     def _sum(self, heard: Answers, refused: Mapping[int, str]) -> Collected:
-        """Add up the rows in the order of the clients, whatever the order in which they came."""
+        """Sum the messages in the order of the client numbers: rounding does not depend on the order of arrival."""
         total, reported = torch.zeros(self.length, dtype=torch.float64), heard.reported
         for client in reported:
             row = heard.replies[client].row
@@ -202,13 +207,13 @@ class ReplyStore(Protocol):
     """Durable store of a silo: its charges and the replies it has sent."""
 
     def stored(self, job: str) -> bytes | None:
-        """Return the bytes that answered this job; None for a new job."""
+        """Return the stored reply to this job as bytes; None for a new job."""
 
     def charge(self, job: Job) -> int:
-        """Charge one message before its noise is drawn, or raise `BudgetError`; return the run's charges so far."""
+        """Charge one message before its noise is drawn, or raise `BudgetError`; return the run's number of charges."""
 
     def store(self, job: Job, reply: bytes) -> None:
-        """Store the answer, before it is sent."""
+        """Store the reply on disk before it is sent."""
 
 
 @codec.hides_values
@@ -231,22 +236,23 @@ class InMemoryReplyStore:
 
 
 def worker_of(plan: Plan, task: Task, source: Streams) -> InProcessWorker:
-    """Return this silo's worker for a plan, after the same checks as before a whole run, on its own records."""
+    """Return the in-process worker that runs a plan on this silo's records, after the checks that every run makes."""
     if plan.clients.population != task.clients.population:
         found = f"a plan for {plan.clients.population} clients in a silo of {task.clients.population}"
         raise DataError(found, "the same number of clients in both")
     if plan.keeps_client_state:
-        raise EngineError(f"{plan.local.kind!r} in a silo that keeps nothing between rounds", "a solver without memory")
+        found = f"{plan.local.kind!r} in a silo, which stores no client state between rounds"
+        raise EngineError(found, "a local solver without client state")
     check_records(plan, task)
     return InProcess(own_noise=True).prepare(plan, task, source)
 
 
 def noised_reply(worker: InProcessWorker, job: Job, pay: Callable[[Job], int]) -> Reply:
-    """Solve, encode, charge and noise one job by the steps of the in-process engine."""
+    """Train, encode, charge, add noise and return the reply to one job."""
     if job.public is None or job.start is None:
-        raise DataError("an admission question where a round's job was needed", "a job with public values and a start")
+        raise DataError("an admission question in place of a round's job", "a job with public values and a model")
     if job.client not in worker.task.clients.held:
-        raise DataError(f"a job for client {job.client}", "this silo's own")
+        raise DataError(f"a job for client {job.client}", "a job for this silo's client number")
     charges = pay(job) if worker.noisy else 0
     [(who, rows, _)] = worker.encoded(ClientJob(job.public, job.start, np.array([job.client])))
     charges = charges if worker.noisy else pay(job)
@@ -256,7 +262,7 @@ def noised_reply(worker: InProcessWorker, job: Job, pay: Callable[[Job], int]) -
 @codec.hides_values
 @dataclass
 class Silo:
-    """One silo, which answers a job by a reply, both as bytes; its policy `allows` raises a `UserError` to refuse.
+    """Silo that answers jobs with replies, both as bytes; its policy `allows` raises a `UserError` to refuse a job.
 
     A job that cannot be read raises a `DataError` in the transport: nothing is charged, and no reply is sent.
     """
@@ -268,13 +274,14 @@ class Silo:
     _workers: dict[tuple[str, str, int | None], InProcessWorker] = field(default_factory=dict, repr=False)
 
     def reply(self, body: bytes) -> bytes:
-        """Answer a job; one that was answered before gets the same bytes, and nothing is charged."""
+        """Answer a job; a job that was answered before gets the same bytes again, without a new charge."""
         job = Job.from_bytes(body, self.task.layout.size)
         before = None if job.admission else self.store.stored(job.id)
         if before is not None:
             return before
         if self.now() > job.deadline:
-            raise DataError("a job past its deadline", "one that somebody waits for", "nothing was charged")
+            needed = "a job that the server still waits for"
+            raise DataError("a job past its deadline", needed, "none: nothing was charged")
         try:
             return self._new_reply(job)
         except (UserError, BudgetError) as error:
@@ -282,7 +289,7 @@ class Silo:
 
     def _new_reply(self, job: Job) -> bytes:
         if job.client not in self.task.clients.held:
-            raise DataError(f"a job for client {job.client}", "this silo's own")
+            raise DataError(f"a job for client {job.client}", "a job for this silo's client number")
         self.allows(job)
         key = (job.plan.hash, job.mode, job.seed)
         if key not in self._workers:  # only the last worker is stored

@@ -1,4 +1,4 @@
-"""Plans across machines over Flower (extra `flower`): server, silos, secure aggregation. flwr: flower_api."""
+"""Federated runs across machines over Flower (extra `flower`): server, silos and secure aggregation."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from sordino.task import PublicSource, Task
 
 
 def server_app(file: Path) -> Any:
-    """Return a ServerApp that runs the plan of `file` into the folder `out` of the run's config.
+    """Return a Flower ServerApp that runs the plan of `file`; results go to the folder `out` of Flower's run config.
 
-    Success is the certificate in `out`; the exit codes of Flower's commands do not tell.
+    A run succeeded if `out` contains a certificate; Flower's exit codes do not show success.
     """
     f = flower()
     app = f.ServerApp()
@@ -60,15 +60,15 @@ def server_app(file: Path) -> Any:
 
 
 def silos_of(config: Config) -> tuple[str, ...]:
-    """Return the names of the silos in the plan's order; refuse a file without [federation]."""
+    """Return the silo names in the order of the plan's clients; refuse a file without [federation]."""
     if config.federation is None:
         fix = 'add [federation] silos = ["...", "..."], one name per client, in the order of the plan'
-        raise ConfigError("a file without [federation]", "the names of the silos", fix)
+        raise ConfigError("a file without [federation]", "a [federation] section with the names of the silos", fix)
     return config.federation.silos
 
 
 def server_task(config: Config) -> Task:
-    """Return the server's task: model and public rows; without [federation] inputs, those of its own data set."""
+    """Return the server's task: the model and public test rows, without any silo's records."""
     spec = config.federation
     if spec is None or not spec.inputs:
         return config.build().as_server()
@@ -90,11 +90,12 @@ def server_task(config: Config) -> Task:
 
 
 def unused_client_app() -> Any:
-    """Return a ClientApp that refuses to train: a node that runs it has no silo process beside it."""
+    """Return a ClientApp that refuses to train: silos train in `sordino silo serve`, not inside Flower's ClientApp."""
     app = flower().ClientApp()
 
     @app.train()  # type: ignore[untyped-decorator]
     def train(message: Any, context: Any) -> Any:
-        raise ConfigError("a node that runs the code of a run", "--isolation process beside 'sordino silo serve'")
+        needed = "a SuperNode with --isolation process, and 'sordino silo serve' beside it"
+        raise ConfigError("a node that runs the app's ClientApp", needed)
 
     return app

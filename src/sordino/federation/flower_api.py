@@ -1,4 +1,4 @@
-"""Flower's API as far as Sordino uses it: every name of flwr, public or not, is in this file. Called by federation/.
+"""All imports from Flower (flwr), and a transport over Flower. Called by the other modules of federation/.
 
 `FlowerTransport` sends jobs to silos through a Flower SuperLink and receives their replies, for `engines.remote`.
 
@@ -96,14 +96,14 @@ def flower() -> Any:
 
 
 def pack(data: bytes) -> Any:
-    """Put bytes into the content of a Flower message: one array, which Flower sends in chunks."""
+    """Return a Flower message content that holds these bytes as one array."""
     f = flower()
     array = f.Array(dtype="uint8", shape=(len(data),), stype="sordino", data=data)
     return f.RecordDict({RECORD: f.ArrayRecord({ARRAY: array})})
 
 
 def unpack(message: Any) -> bytes | None:
-    """Return the bytes of a message; None if it carries an error or other content."""
+    """Return the bytes that `pack` put into a message; None for an error or any other content."""
     try:
         return bytes(message.content[RECORD][ARRAY].data)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -113,7 +113,7 @@ def unpack(message: Any) -> bytes | None:
 @codec.hides_values
 @dataclass(frozen=True)
 class NodeTask:
-    """One task of a node: its bytes, and how to answer. The code that the run ships is neither read nor run."""
+    """One task of a SuperNode: its bytes, and methods to answer. Code shipped with the run is never executed."""
 
     data: bytes | None
     message: Any
@@ -125,7 +125,7 @@ class NodeTask:
         self._complete(pack(data))
 
     def refuse(self, why: str) -> None:
-        """Answer with an error: a SuperNode waits for an answer before it asks for the next task."""
+        """Answer the task with an error; a SuperNode takes its next task only after an answer."""
         self._complete(flower().Error(code=REFUSED, reason=why))
 
     def _complete(self, content: Any) -> None:
@@ -135,7 +135,7 @@ class NodeTask:
 
     @contextmanager
     def heartbeat(self) -> Iterator[None]:
-        """Send heartbeats while the answer is computed; close the connection at the end."""
+        """Send heartbeats to the SuperNode inside the context, and close the connection at its end."""
         f, done = flower(), threading.Event()
 
         def beat() -> None:
@@ -157,13 +157,13 @@ class NodeTask:
 @codec.hides_values
 @dataclass(frozen=True)
 class Node:
-    """Runtime API of a SuperNode with --isolation process, which holds the tasks of this node."""
+    """Client of the Runtime API of a SuperNode (--isolation process), from which tasks are taken."""
 
     address: str
     secret: bytes | None = None  # of --superexec-auth-secret-file: keeps other users of the machine out
 
     def poller(self) -> Callable[[], NodeTask | None]:
-        """Return a function that acquires the next task, or None; `HTTPError` where the node does not answer."""
+        """Return a function that takes the SuperNode's next task (or None); it raises `HTTPError` without an answer."""
         f = flower()
         version = f.RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
 
@@ -187,7 +187,7 @@ class Node:
 
 
 def register(address: str, ca: bytes, public: bytes, name: str) -> None:
-    """Register a node's public key, as `flwr supernode register` does; a known key is no error."""
+    """Register a node's public key at the SuperLink, as `flwr supernode register` does; accept a known key."""
     f = flower()
     version = f.RuntimeVersionHttpInterceptor(component_name="flwr")
     client = f.ControlHttpClient.from_server_address(address, False, ca, [version])
@@ -195,14 +195,15 @@ def register(address: str, ca: bytes, public: bytes, name: str) -> None:
         client.RegisterNode(f.RegisterNodeRequest(public_key=public, name=name))
     except f.HTTPStatusError as error:
         if "already in use" not in error.response.text:
-            raise EngineError(f"a key of {name!r} that the SuperLink refuses ({error.response.text})") from None
+            found = f"a node key of silo {name!r} that the SuperLink refuses ({error.response.text})"
+            raise EngineError(found) from None
     finally:
         client.close()
 
 
 @dataclass(frozen=True)
 class FlowerTransport:
-    """Transport over Flower: every silo is the one node registered under its name."""
+    """Transport over a Flower SuperLink; each silo is the node that is registered under the silo's name."""
 
     grid: Any
     silos: Sequence[str]  # in the plan's order
@@ -211,14 +212,14 @@ class FlowerTransport:
     name: ClassVar[str] = "flower"
 
     def ask(self, jobs: Mapping[int, Job], timeout: float) -> Iterator[tuple[int, bytes]]:
-        """Send each silo its job; yield the replies that arrive within the timeout. A missing reply is no error."""
+        """Send each silo its job, and yield the replies that arrive within the timeout."""
         yield from self.exchange({silo: job.to_bytes() for silo, job in jobs.items()}, time.time() + timeout)
 
     def exchange(self, bodies: Mapping[int, bytes], deadline: float) -> Iterator[tuple[int, bytes]]:
         """Send bytes to silos and yield their answers until `deadline` (seconds since 1970).
 
-        A silo is asked again where Flower reports a failed node, or where the node was restarted, which loses its
-        message; a silo that refuses is not.
+        A silo gets its message again after Flower reports a failed node, or after a restart of its node, which loses
+        the message. A silo that refused is not asked again.
         """
         waiting, sent, last_poll = set(bodies), dict[str, tuple[int, tuple[int, str]]](), -ONLINE_PULSE
         try:
@@ -236,12 +237,13 @@ class FlowerTransport:
                         waiting.add(silo)
                 time.sleep(PULSE if waiting or sent else 0.0)
         except flower().HTTPError as error:
-            raise EngineError(f"a SuperLink that does not answer ({error})", "", "start it, and resume") from None
+            fix = "start the SuperLink, then continue the run with --resume"
+            raise EngineError(f"a SuperLink that does not answer ({error})", "", fix) from None
 
     def _send(
         self, bodies: Mapping[int, bytes], waiting: set[int], sent: dict[str, tuple[int, tuple[int, str]]], ttl: float
     ) -> None:
-        """Send every waiting silo that is online its message, which the SuperLink drops after `ttl` seconds."""
+        """Send its message to every silo that is online and has no answer yet; messages expire after `ttl` seconds."""
         f, online = flower(), self.online_nodes()
         for number, (silo, node) in list(sent.items()):
             if online.get(silo, node) != node:
@@ -257,13 +259,14 @@ class FlowerTransport:
             waiting.discard(silo)
 
     def online_nodes(self) -> dict[int, tuple[int, str]]:
-        """Return id and activation time of the online nodes, by silo number; nodes under other names are ignored."""
+        """Return id and activation time of each online node by silo number; ignore nodes with other names."""
         found: dict[int, tuple[int, str]] = {}
         for node in self.grid.get_nodes():
             if node.name not in self.silos:
                 continue
             silo = list(self.silos).index(node.name)
             if silo in found:
-                raise EngineError(f"two nodes for the silo {node.name!r}", "one", "flwr supernode unregister the other")
+                fix = "remove one with: flwr supernode unregister"
+                raise EngineError(f"two nodes for the silo {node.name!r}", "one node per silo", fix)
             found[silo] = int(node.node_id), str(node.last_activated_at)
         return found

@@ -4,9 +4,9 @@
     server.py   strategy = Private(plan)        strategy.start(grid, arrays, num_rounds=plan.rounds)
                 strategy.save_certificate("certificate.json")
 
-The app's own training runs unchanged. Its update passes the plan's encode steps inside the client, and the sum the
-plan's release and server optimizer. Nothing else leaves a client: metrics and example counts are dropped, and nodes are
-not asked to evaluate. The unit is the client; the plan's local solver does not run, and the guarantee does not need it.
+The app's own training runs unchanged. The client mod applies the plan's encode steps to the update, and the strategy
+the plan's release and server optimizer to the sum. Metrics and example counts never leave a client, and nodes are not
+asked to evaluate. The unit is the client; the plan's local solver does not run, and the guarantee does not need it.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ OWN = "the update is the app's own: the plan's local solver did not run, and the
 
 
 def float_arrays(record: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the floating-point arrays of a record: the ones that are aggregated."""
+    """Return the floating-point arrays of a Flower ArrayRecord; only these are aggregated."""
     held = {name: array.numpy() for name, array in record.items()}
     return {name: array for name, array in held.items() if np.issubdtype(array.dtype, np.floating)}
 
 
 def flatten(record: Any) -> Tensor:
-    """Return the floating-point arrays of a record as one vector, [d] float32."""
+    """Return the floating-point arrays of a Flower ArrayRecord as one vector, [d] float32."""
     held = (np.ascontiguousarray(array) for array in float_arrays(record).values())
     parts = [torch.from_numpy(array).reshape(-1).float() for array in held]
     if not parts:
-        raise DataError("a model without an array of floating-point numbers", "at least one")
+        raise DataError("a model without floating-point arrays", "a model with at least one floating-point array")
     return torch.cat(parts)
 
 
 def unflatten(record: Any, vector: Tensor) -> Any:
-    """Return a copy of the record with the vector's numbers in its floating-point arrays."""
+    """Return a copy of the ArrayRecord whose floating-point arrays hold the vector's numbers."""
     f, start, arrays = flower(), 0, dict(record.items())
     for name, old in float_arrays(record).items():
         new = vector[start : start + old.size].numpy().astype(old.dtype).reshape(old.shape)
@@ -76,21 +76,21 @@ def unflatten(record: Any, vector: Tensor) -> Any:
 
 
 def layout_of(record: Any) -> Layout:
-    """Return the place of each array in the vector, for steps that work tensor by tensor."""
+    """Return each array's name, shape and position in the vector (`Layout`)."""
     arrays = float_arrays(record).items()
     return Layout.of_shapes((name, torch.Size(array.shape), True) for name, array in arrays)
 
 
 def flatten_model(content: Any) -> Tensor:
-    """Return the model of a message, its one ArrayRecord, as a vector."""
+    """Return the model in a message's only ArrayRecord as a vector."""
     found = list(content.array_records.values())
     if len(found) != 1:
-        raise DataError(f"a message with {len(found)} array records", "one: the model")
+        raise DataError(f"a message with {len(found)} array records", "exactly one ArrayRecord, which holds the model")
     return flatten(found[0])
 
 
 def private_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
-    """Replace a ClientApp's reply by its update: clipped and encoded, with the client's noise if the plan has any."""
+    """Flower mod that replaces a client's reply by its clipped and encoded update, with the plan's local noise."""
     f = flower()
     if OURS not in message.content.config_records:
         raise EngineError("a message without Sordino's plan", "the strategy sordino.federation.Private on the server")
@@ -112,7 +112,7 @@ def private_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]
 
 
 class Private(Base):  # type: ignore[misc]
-    """A Flower strategy: a client-level plan on the updates of an app's own training."""
+    """Flower strategy that runs a client-level plan on the updates of a Flower app's own training."""
 
     def __init__(self, plan: Plan, *, delta: float | None = None, allow_large_delta: bool = False) -> None:
         flower()
@@ -125,7 +125,7 @@ class Private(Base):  # type: ignore[misc]
         self._asked: tuple[Any, Public, Cohort, dict[int, int]] | None = None
 
     def summary(self) -> None:
-        """Print the release and the number of rounds, as Flower asks of a strategy."""
+        """Print the plan's release and number of rounds; Flower calls this before round 1."""
         print(f"sordino: {self.plan.release.kind}, {self.plan.rounds} rounds, unit client", flush=True)
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
@@ -138,7 +138,8 @@ class Private(Base):  # type: ignore[misc]
         nodes = sorted(grid.get_node_ids())
         if len(nodes) != plan.clients.population:
             found = f"{len(nodes)} nodes and a plan for {plan.clients.population} clients"
-            raise DataError(found, "as many nodes as the plan has clients", "wait for them, or change the plan")
+            fix = "wait until all nodes are online, or change the plan's population"
+            raise DataError(found, "as many nodes as the plan has clients", fix)
         cohort = plan.clients.draw(t, self.streams.at(t, "cohort"))
         asked = {nodes[int(client)]: int(client) for client in cohort}
         self._asked = (arrays, public, cohort, asked)
@@ -157,9 +158,9 @@ class Private(Base):  # type: ignore[misc]
         self.tally.charge(t, cohort if {"cohort", "messages"} & self.plan.release.sees else None)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, None]:
-        """Sum the rows, charge, add the server's noise, decode and step, by the same code as in a simulation.
+        """Sum the clients' updates, charge the round, add the server's noise, decode, and take a server optimizer step.
 
-        A row of another length, or with a number that is not finite, is dropped.
+        An update of another length, or with NaN or infinity, is dropped.
         """
         assert self._asked is not None
         assert self.state is not None
@@ -185,11 +186,11 @@ class Private(Base):  # type: ignore[misc]
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> None:
-        """Return nothing: no node was asked to evaluate."""
+        """Do nothing: `configure_evaluate` asks no node."""
 
     @property
     def certificate(self) -> dict[str, Any]:
-        """Certificate of the rounds that were run."""
+        """Return the certificate of the rounds run so far."""
         known = Facts(self.delta, self.streams.mode, 0, environment=(versions(),))
         facts = facts_of_charges(self.plan, self.tally.rounds, self.tally.cohorts, known)
         found = certificate(self.plan, facts)
@@ -201,12 +202,12 @@ class Private(Base):  # type: ignore[misc]
 
 
 def check_plan(plan: Plan) -> None:
-    """Refuse a plan that an app's own training cannot be certified for."""
+    """Refuse a plan whose guarantee needs more than clipping the updates of a Flower app."""
     if plan.unit != "client":
         found = f"a plan for unit {plan.unit!r}"
-        raise PlanError("bound", found, "unit client: an app's own training bounds nothing per record")
+        raise PlanError("bound", found, "unit client: a Flower app's own training has no bound per record")
     if plan.needs or plan.mask is not None or any(step.needs_slopes for step in plan.encode):
         needs = ", ".join(sorted(plan.needs)) or "a mask or gradients of its own"
         raise EngineError(f"a plan that needs {needs}", "central_noise or local_noise after steps such as clip")
     if plan.clip is None:
-        raise PlanError("clip", "a plan without a Clip step", "a clip norm: an app's own update is of any size")
+        raise PlanError("clip", "a plan without a Clip step", "a clip norm, because an app's updates are unbounded")

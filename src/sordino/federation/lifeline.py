@@ -1,4 +1,4 @@
-"""Process that ends a local federation when its parent ends, however it ends. Started by `local_federation`.
+"""Helper process that kills a local federation's processes when their parent ends. Started by `local_federation`.
 
     python lifeline.py TOKEN
 

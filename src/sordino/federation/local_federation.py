@@ -73,17 +73,18 @@ def kill_all(processes: list[int]) -> None:
 
 
 def flower_command(name: str) -> str:
-    """Return the path of a command of flwr, which is installed beside this Python."""
-    found = Path(sys.executable).with_name(name)
-    if not found.exists():
-        raise EngineError(f"no {name} beside {sys.executable}", "flwr", "pip install 'sordino[flower]'")
-    return str(found)
+    """Return the path of a Flower command next to this Python interpreter; refuse a missing one."""
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        found = f"no {name} beside {sys.executable}"
+        raise EngineError(found, "Flower's commands (package flwr)", "pip install 'sordino[flower]'")
+    return str(path)
 
 
 @codec.hides_values
 @dataclass
 class LocalFederation:
-    """Processes of the folder that `sordino federation new` wrote; `silos` are its names in the plan's order."""
+    """Processes of a federation written by `sordino federation new`; `silos` are the silo names in the plan's order."""
 
     folder: Path
     silos: tuple[str, ...]
@@ -116,7 +117,7 @@ class LocalFederation:
         return {**os.environ, **own, lifeline.VARIABLE: self.token}
 
     def start(self, name: str, command: list[str]) -> None:
-        """Start a process in its own process group; its output goes to home/NAME.log. It ends with this process."""
+        """Start a process in a new process group, with output in home/NAME.log; it is killed when this process ends."""
         if self.lifeline is None:
             self.lifeline = subprocess.Popen(
                 [sys.executable, "-I", "-S", lifeline.__file__, self.token], env={}, stdin=subprocess.PIPE,
@@ -158,9 +159,10 @@ class LocalFederation:
         self.stop()
 
     def superlink(self) -> None:
-        """Start the SuperLink, with a database, closed to keys that are not registered."""
+        """Start the SuperLink with a database; only registered node keys may connect."""
         if is_listening(self.port):
-            raise EngineError(f"port {self.port} of {HERE}, which is taken", "a free port", "set [federation] port")
+            found = f"port {self.port} of {HERE}, which is taken"
+            raise EngineError(found, "a free port", "set another port in [federation]")
         command = [flower_command("flower-superlink"), "--host", HERE, "--port", str(self.port)]
         command += ["--database", "link.db", "--enable-supernode-auth", "--disable-runtime-dependency-installation"]
         command += ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
@@ -168,7 +170,7 @@ class LocalFederation:
         self.wait_for("superlink", self.port)
 
     def supernode(self, name: str, link: int | None = None) -> None:
-        """Start the SuperNode of a silo; it runs no code of a run."""
+        """Start a silo's SuperNode, in the mode that executes no code shipped with a run."""
         port = self.nodes[name]
         command = [flower_command("flower-supernode"), "--isolation", "process", "--host", HERE, "--port", str(port)]
         command += ["--superlink", f"{HERE}:{link or self.port}", "--root-certificates", "ca.crt"]
@@ -214,15 +216,16 @@ class LocalFederation:
         until = time.monotonic() + START_TIMEOUT
         while not is_listening(port):
             if self.running[name].poll() is not None or time.monotonic() > until:
-                raise EngineError(f"{name} that does not come up ({self.log_tail(name)})")
+                raise EngineError(f"a process ({name}) that does not start ({self.log_tail(name)})")
             time.sleep(0.1)
 
     def join(self, name: str, link: int | None = None, seconds: float = 300.0) -> None:
-        """Start a silo's node until it is admitted: the key of a killed node stays in use for a minute."""
+        """Start a silo's node until the SuperLink admits it: the key of a killed node is blocked for a minute."""
         node, until = f"node.{name}", time.monotonic() + seconds
         while node not in self.running or JOINED not in self.log_text(node):
             if time.monotonic() > until:
-                raise EngineError(f"the node of {name!r}, which is not admitted ({self.log_tail(node)})")
+                found = f"the node of silo {name!r}, which the SuperLink does not admit ({self.log_tail(node)})"
+                raise EngineError(found)
             if node not in self.running or self.running[node].poll() is not None:
                 self.supernode(name, link)
             time.sleep(0.2)
@@ -231,14 +234,15 @@ class LocalFederation:
         """Raise if a process has ended."""
         for name, process in self.running.items():
             if process.poll() is not None:
-                raise EngineError(f"{name} that has ended ({self.log_tail(name)})", "", "add --resume")
+                found = f"a process ({name}) that has ended ({self.log_tail(name)})"
+                raise EngineError(found, "", "start the run again with --resume")
 
     def log_text(self, name: str) -> str:
         """Return the log of a process since its last start."""
         return (self.home / f"{name}.log").read_bytes()[self.log_start.get(name, 0) :].decode(errors="replace")
 
     def log_tail(self, name: str) -> str:
-        """Return the end of a log in one line."""
+        """Return the last part of a process's log in one line."""
         return " ".join(self.log_text(name).split())[-400:]
 
 
@@ -247,7 +251,7 @@ def run_locally(
 ) -> Executed:
     """Write the federation's folder beside `out`, start its processes, submit the app and wait for the certificate.
 
-    Without a [federation] in the file, the silos are the plan's clients; silos cut their rows out of its data set.
+    If the file has no [federation], every client of the plan is a silo with that client's part of the data set.
     """
     flower()
     out, names = out.absolute(), config.task.silos
@@ -258,7 +262,8 @@ def run_locally(
     assert config.federation is not None
     if not resume and (out.exists() or home.exists()):
         there = out if out.exists() else home
-        raise ConfigError(f"{there}, which exists", "a new folder", "choose another --out, or add --resume")
+        found = f"{there}, a folder that exists already"
+        raise ConfigError(found, "a new folder", "choose another --out, or add --resume")
     if not home.exists():
         folders.write_federation(home / "app", config, codec.to_toml(config))
         for name in config.federation.silos:
@@ -295,5 +300,6 @@ def wait_for_certificate(
         if wrong is not None:
             raise EngineError(f"a run that stopped: {wrong.removeprefix('sordino: ')}")
         if time.monotonic() > until:
-            raise EngineError(f"a run without a new round ({federation.log_tail('superlink')})", "", "add --resume")
+            found = f"a run that has stalled ({federation.log_tail('superlink')})"
+            raise EngineError(found, "", "start it again with --resume")
         time.sleep(PULSE)

@@ -41,22 +41,23 @@ POLICY = "# What this silo's data may be used for, and spend in all runs togethe
 
 
 def new_federation(folder: Path, file: Path) -> list[str]:
-    """Write the folder and return the silos' names; refuse few clients, or few records in a silo, without a delta."""
+    """Write the folder and return the silos' names; refuse a small population for which the file sets no delta."""
     config = load_config(file)
     names, plan, given, reads = list(silos_of(config)), config.plan, config.privacy, config.plan.local.reads
     least = plan.units if reads is None else min(reads.sizes)
     own = bool(given.deltas) or (bool(given.silos) and all(silo.delta is not None for silo in given.silos))
     if given.delta is None and not own and plan.release.kind != "no_noise" and few(least):
         fix = f"set delta under [privacy]: {meaning_of_delta(LARGEST_DEFAULT, least, plan.unit)}"
-        raise ConfigError(f"{least} {plan.unit}s and no delta", f"a delta chosen for so few {plan.unit}s", fix)
+        needed = f"a delta that you choose: there is no default for few {plan.unit}s"
+        raise ConfigError(f"{least} {plan.unit}s and no delta", needed, fix)
     write_federation(folder, config, file.read_text("utf-8"))
     return names
 
 
 def write_federation(folder: Path, config: Config, text: str) -> None:
-    """Write the folder of a configuration that was read from `text`."""
+    """Write the folder for a configuration; `text` is its TOML file."""
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder}, which is not empty", "a new folder")
+        raise ConfigError(f"{folder}, which is not empty", "a new or empty folder")
     for path, body in files(config, text, folder.name).items():
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +66,7 @@ def write_federation(folder: Path, config: Config, text: str) -> None:
 
 
 def policy_text(config: Config, place: int) -> str:
-    """Return a silo's policy.toml: it allows this plan alone, up to its cost; the operator may change it."""
+    """Return the text of a silo's policy.toml, which allows only this plan, up to its cost."""
     name, plan = silos_of(config)[place], config.plan
     often = Participation(plan.rounds, plan.clients.max_participations(plan.rounds))  # the most rounds of one silo
     line = plan.cost(often).line("cohort", place)
@@ -83,13 +84,13 @@ def policy_text(config: Config, place: int) -> str:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """Return a file of federation/templates with its values filled in."""
+    """Return the text of a file in federation/templates with values filled in."""
     text = resources.files("sordino.federation").joinpath("templates", template).read_text("utf-8")
     return str(Template(text, undefined=StrictUndefined, keep_trailing_newline=True).render(**values))
 
 
 def files(config: Config, text: str, name: str) -> Mapping[str, str]:
-    """Return the contents of the folder by path; on the server the folder is in /srv/sordino."""
+    """Return the contents of the federation's files by path; the scripts expect the folder at /srv/sordino."""
     assert config.federation is not None
     port = config.federation.port
     escaped = name.replace("\\", "\\\\").replace("%", "%%").replace(" ", "\\x20")  # for a systemd unit
@@ -111,7 +112,7 @@ def files(config: Config, text: str, name: str) -> Mapping[str, str]:
 
 
 def silo_files(config: Config, place: int) -> dict[str, str]:
-    """Return the files of one silo by path: its operator fills in data and limits, and starts two services."""
+    """Return the contents of one silo's files by path; the silo's operator fills in data and limits."""
     name, node, policy = silos_of(config)[place], FIRST_NODE + place, config.plan.release.kind != "no_noise"
     own: dict[str, Any] = {"name": name, "node": f"127.0.0.1:{node}", "secret": "node.secret"}
     own |= {"dataset": config.task.dataset, "options": dict(config.task.options)}
@@ -145,7 +146,7 @@ def _private_key() -> Any:
 
 
 def write_node_key(path: Path) -> None:
-    """Write a node's key pair, as `ssh-keygen -t ecdsa -b 384`, to path and path.pub unless `path` exists."""
+    """Write a node's key pair (ECDSA, P-384, OpenSSH format) to path and path.pub, unless `path` exists."""
     from cryptography.hazmat.primitives import serialization as form
 
     if not path.exists():
@@ -188,12 +189,13 @@ def write_certificates(folder: Path) -> Path:
 
 
 def read_public_key(path: Path) -> bytes:
-    """Return the public half of a node's key in the form that Flower registers."""
+    """Return a node's public key in the format that Flower registers."""
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
     try:
         held = load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}, which is no readable public key ({error})", "NAME.pub of ssh-keygen") from None
+        found = f"{path}, which is no readable public key ({error})"
+        raise ConfigError(found, "a public key file NAME.pub written by ssh-keygen") from None
     data: bytes = flower().public_key_to_bytes(held)
     return data

@@ -69,26 +69,26 @@ class SecAggMessage:
 
     @classmethod
     def of_bytes(cls, data: bytes) -> SecAggMessage:
-        """Parse what `to_bytes` wrote; anything else is a `DataError`."""
+        """Parse a message written by `to_bytes`; raise `DataError` for any other bytes."""
         start = len(MARK) + 4
         length = int.from_bytes(data[len(MARK) : start], "little")
         if not data.startswith(MARK) or not 0 < length <= min(HEAD, len(data) - start):
-            raise DataError("a secure aggregation message without a head", "one as this program writes it")
+            raise DataError("a secure aggregation message without a JSON head", "a message written by Sordino")
         try:
             table = json.loads(data[start : start + length])
             stage, session, fields = table["stage"], table["session"], table["fields"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise DataError("an unreadable secure aggregation message", "one as this program writes it") from None
+            raise DataError("an unreadable secure aggregation message", "a message written by Sordino") from None
         if stage not in STAGES or not isinstance(session, str) or len(session) > 64 or not isinstance(fields, dict):
             raise DataError(f"stage {brief_repr(stage)} of secure aggregation", "one of " + ", ".join(STAGES))
         return cls(stage, session, fields, data[start + length :])
 
 
 def shares_of(plan: Plan) -> NoiseShares:
-    """Return the plan's release; refuse any but noise shares of at least two clients."""
+    """Return the plan's release; refuse any but `noise_shares` with at_least >= 2, which masked sums need."""
     if not isinstance(plan.release, NoiseShares) or plan.release.at_least < 2:
         found = f"release {plan.release.kind!r} with secure aggregation"
-        raise EngineError(found, "noise_shares with at_least 2 or more")
+        raise EngineError(found, "release noise_shares with at_least of 2 or more")
     return plan.release
 
 
@@ -114,7 +114,7 @@ def shared_key(own: Any, other: Any) -> bytes:
 
 
 def pairwise_mask(member: int, own: Any, publics: Mapping[int, bytes], count: int) -> Words:
-    """Sum a client's pairwise masks under its private key `own`; of each pair, one adds what the other subtracts."""
+    """Return the sum of a client's pairwise masks; of each pair, one adds the mask and the other subtracts it."""
     total = np.zeros(count, dtype=np.uint64)
     for other, public in publics.items():
         mask = mask_words(shared_key(own, flower().bytes_to_public_key(public)), count)
@@ -128,11 +128,11 @@ def grid_step(std: float) -> float:
 
 
 def to_grid(row: Tensor, grid: float, unit: Unit) -> NDArray[np.int64]:
-    """Convert a row [d'] without noise to integer steps of the grid; its sensitivity stays at most 1.
+    """Convert a noiseless message [d'] to integer multiples of the grid step; its sensitivity stays at most 1.
 
-    Rounding towards zero enlarges no coordinate, so a client's message stays in the unit ball. With unit record, two
-    rows within distance 1 may be rounded apart by less than one step per coordinate: shrunk by grid * sqrt(d) before,
-    the rows stay within 1.
+    Rounding towards zero enlarges no coordinate, so a client's message stays in the unit ball. If the unit is a record,
+    two messages within distance 1 may move apart by less than one step per coordinate: shrunk by grid * sqrt(d) first,
+    they stay within distance 1.
     """
     scale = 1.0 - grid * math.sqrt(len(row)) if unit == "record" else 1.0
     steps: NDArray[np.int64] = np.trunc((row.double() * scale / grid).numpy()).astype(np.int64)
@@ -140,7 +140,7 @@ def to_grid(row: Tensor, grid: float, unit: Unit) -> NDArray[np.int64]:
 
 
 def round_noise(noise: Tensor, grid: float) -> NDArray[np.int64]:
-    """Round noise to integer steps of the grid apart from the row, so that its distribution does not depend on it."""
+    """Round noise to integer multiples of the grid step, separately from the message, so that it stays independent."""
     steps: NDArray[np.int64] = np.rint((noise.double() / grid).numpy()).astype(np.int64)
     return steps
 
@@ -156,7 +156,7 @@ def from_grid(words: Words, grid: float) -> Tensor:
 @codec.hides_values
 @dataclass
 class ClientSession:
-    """A client's state in one session; the next session replaces it."""
+    """A client's state in one session of secure aggregation, which is one try of one round."""
 
     encryption: Any = None  # private keys
     masking: Any = None
@@ -169,17 +169,18 @@ class ClientSession:
 
     def encryption_key(self, other: int) -> bytes:
         if other not in self.members:
-            raise DataError(f"member {other} in a session of secure aggregation", "a member since its first stage")
+            needed = "a client that has been in the session since its first stage"
+            raise DataError(f"member {other} in a session of secure aggregation", needed)
         return shared_key(self.encryption, flower().bytes_to_public_key(self.members[other][0]))
 
 
 @codec.hides_values
 @dataclass
 class SecAggClient:
-    """One silo as a client of secure aggregation; `charge` writes a session's release into its ledger.
+    """Client of secure aggregation in one silo; `charge` charges a session's release to the silo's ledger.
 
-    A sum of fewer than the plan's `at_least` members is not opened, and each session at most once. Noise is drawn, and
-    charged, anew in every session: two sums over different members with the same noise would reveal one message.
+    The client opens no sum of fewer than the plan's `at_least` members, and each session at most once. Noise is drawn,
+    and charged, anew in every session: two sums over different members with the same noise would reveal one message.
     """
 
     client: int
@@ -190,14 +191,14 @@ class SecAggClient:
     sessions: dict[str, ClientSession] = field(default_factory=dict)
 
     def reply(self, data: bytes) -> bytes:
-        """Answer one message of the server; a malformed one is a `DataError`."""
+        """Answer one message of the server; raise `DataError` for a malformed message."""
         message = SecAggMessage.of_bytes(data)
         if message.stage == "keys":
             self.sessions = {message.session: ClientSession()}  # one at a time
         session = self.sessions.get(message.session)
         if session is None:
             found = "a session of secure aggregation that this silo does not know"
-            raise DataError(found, "a session that began with its keys")
+            raise DataError(found, "a session whose first stage asked this silo for its keys")
         stages = {"keys": self._keys, "shares": self._shares, "mask": self._mask, "unmask": self._unmask}
         try:
             fields, body = stages[message.stage](session, message)
@@ -217,11 +218,11 @@ class SecAggClient:
             pairs = dict(table).items()  # type: ignore[arg-type]
             members = {int(one): (bytes.fromhex(pair[0]), bytes.fromhex(pair[1])) for one, pair in pairs}
         except (TypeError, ValueError, IndexError, KeyError):
-            raise DataError("members of secure aggregation without keys", "two public keys of each") from None
+            raise DataError("members of secure aggregation without keys", "two public keys of every member") from None
         session.threshold = count(message.fields.get("threshold"), "threshold")
         if self.client not in members or not 1 < session.threshold <= len(members) or session.members:
             found = f"secure aggregation of {len(members)} members with threshold {session.threshold}"
-            raise DataError(found, "this silo and others, a threshold of 2 or more, and once in a session")
+            raise DataError(found, "this silo among the members, a threshold of 2 or more, and one request per session")
         session.members = members
         both = [session.own, f.private_key_to_bytes(session.masking)]
         cut = [f.create_shares(secret, session.threshold, len(members)) for secret in both]
@@ -235,16 +236,17 @@ class SecAggClient:
         return {"sealed": sealed}, b""
 
     def _mask(self, session: ClientSession, message: SecAggMessage) -> tuple[dict[str, Any], bytes]:
-        """Check the job, decrypt the others' shares, ask the policy, charge, draw noise; return the masked row."""
+        """Check the job, decrypt the shares, ask the policy, charge, draw noise, and return the masked message."""
         job = Job.from_bytes(message.body, self.task.layout.size)
         if job.admission or job.client != self.client or session.sent:
             raise DataError("a secure aggregation job of another silo, or a second one", "one job in each session")
         if self.now() > job.deadline:
-            raise DataError("a job past its deadline", "one that the server still waits for", "nothing was charged")
+            needed = "a job that the server still waits for"
+            raise DataError("a job past its deadline", needed, "none: nothing was charged")
         least = getattr(job.plan.release, "at_least", None)
         if least != session.threshold:
             found = f"threshold {session.threshold} of secure aggregation"
-            raise DataError(found, f"at_least = {least} of the plan")
+            raise DataError(found, f"the plan's at_least = {least} as threshold")
         sealed = message.fields.get("sealed")
         if not isinstance(sealed, dict) or len(sealed) + 1 < session.threshold:
             raise DataError("fewer shares than the threshold", f"shares of {session.threshold - 1} other members")
@@ -266,18 +268,19 @@ class SecAggClient:
         return {"charges": charges}, (words.view(np.uint64) + masks).astype("<u8").tobytes()
 
     def _unmask(self, session: ClientSession, message: SecAggMessage) -> tuple[dict[str, Any], bytes]:
-        """Return one share of every member, never both, once; refuse a sum of fewer members than the threshold."""
+        """Return one share of every member, of its seed or of its key, never both; refuse too few members."""
         listed = message.fields.get("sent")
         sent = {count(one, "a member") for one in listed} if isinstance(listed, list) else set()
         if len(sent) < session.threshold or not sent <= set(session.shares) or session.opened or not session.sent:
             found = f"a request to open a sum of {len(sent)} members"
-            raise DataError(found, f"at least {session.threshold} members that have sent a row, and once")
+            needed = f"at least {session.threshold} members that have sent a message, and one request per session"
+            raise DataError(found, needed)
         session.opened = True
         return {"shares": {str(one): pair[0 if one in sent else 1].hex() for one, pair in session.shares.items()}}, b""
 
 
 def row_on_grid(worker: InProcessWorker, job: Job) -> NDArray[np.int64]:
-    """Compute the clipped row without noise, in steps of the grid; it stays in this process."""
+    """Return the clipped message without noise as integer multiples of the grid step."""
     assert job.public is not None
     assert job.start is not None
     [(_, rows, _norms)] = worker.encoded(ClientJob(job.public, job.start, np.array([job.client])))
@@ -285,7 +288,7 @@ def row_on_grid(worker: InProcessWorker, job: Job) -> NDArray[np.int64]:
 
 
 def noise_on_grid(job: Job, length: int) -> NDArray[np.int64]:
-    """Draw this client's noise share, in steps of the grid."""
+    """Draw this client's share of the noise as integer multiples of the grid step."""
     release = shares_of(job.plan)
     assert job.public is not None
     rng = streams(job.mode, job.seed or 0).at(job.public.t, "client noise", job.client)
@@ -305,7 +308,7 @@ class SecAggEngine(Remote):
         return self.transport.offers | {"secure_sum"}
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> SecAggWorker:
-        """Refuse releases other than noise shares; then prepare as `Remote` does."""
+        """Refuse releases other than `noise_shares`; then ask all clients whether they accept the plan."""
         shares_of(plan)
         asked = super().prepare(plan, task, streams)
         return SecAggWorker(self, asked.plan, asked.task, asked.streams)
@@ -324,7 +327,7 @@ class ServerSession:
 
 
 class SecAggWorker(RemoteWorker):
-    """Secure aggregation of one plan: a round is one session, or several until one is complete."""
+    """Server's worker of secure aggregation: each round tries sessions until one is complete."""
 
     engine: SecAggEngine
 
@@ -333,10 +336,10 @@ class SecAggWorker(RemoteWorker):
         return {**super().header, "sum": "secure: masks by AES-256 in counter mode; the server follows the protocol"}
 
     def collect(self, job: ClientJob) -> Collected:
-        """Return the sum of the cohort's rows, opened by at least `at_least` of its clients.
+        """Return the sum of the cohort's messages, unmasked with the help of at least `at_least` clients.
 
-        A client silent before `mask` is not in the sum; one silent afterwards is, and the others open its mask. With
-        too few answers the session is void: nothing is opened, and another session begins.
+        A client that drops out before stage `mask` is not in the sum; one that drops out later is, and others unmask
+        it. With too few answers nothing is unmasked, and another session begins.
         """
         least, session = shares_of(self.plan).at_least, ServerSession()
         wanted = {int(c): replace(self._job(int(c)), public=job.public, start=job.start) for c in job.cohort}
@@ -382,7 +385,7 @@ class SecAggWorker(RemoteWorker):
         return len(session.rows) >= quorum
 
     def _open(self, session: ServerSession, threshold: int) -> Tensor | None:
-        """Remove the masks: own masks of those who sent a row, pairwise masks with those who did not."""
+        """Remove own masks of clients that sent a message, and pairwise masks with clients that did not."""
         f, sent = flower(), sorted(session.rows)
         answers = self._ask("unmask", session, dict.fromkeys(sent, ({"sent": sent}, b"")))
         shares = [message.fields.get("shares", {}) for message in answers.values()][:threshold]

@@ -54,8 +54,8 @@ Log = Callable[[str], None]
 class SiloSpec:
     """Contents of silo.toml: the silo's name, node and data.
 
-    `group` selects one natural client of the data set; without it all rows are this silo's. With `simulated` the rows
-    are cut out of the federation's own data set, as a simulation cuts them.
+    `group` selects one natural client of the data set; without it the silo holds all rows. With `simulated` the rows
+    are this silo's part of the federation's data set, by the partition that a simulation uses.
     """
 
     name: str
@@ -76,16 +76,16 @@ class SiloSpec:
 
 
 def model_and_loss(config: Config, inputs: tuple[int, ...], classes: int) -> tuple[torch.nn.Module, Loss]:
-    """Return the federation's model with its seeded first weights, equal on every machine, and its loss.
+    """Return the federation's model with seeded initial weights, equal on every machine, and its loss.
 
-    Without a loss in the file: cross entropy for classes, squared error for a number.
+    The default loss is cross entropy for classes and squared error for a number.
     """
     model = build_seeded(config.task.model, inputs, classes or 1, config.run.seed)
     return model, config.task.loss or (CrossEntropy() if classes else Mse())
 
 
 def model_hash(config: Config) -> str:
-    """Return the sha256 of model and loss in the federation's file; a policy lists the models it allows by it."""
+    """Return the SHA-256 of the file's model and loss sections, by which policies list the models they allow."""
     spec = config.federation
     shape = {} if spec is None else {"inputs": list(spec.inputs), "classes": spec.classes}
     return codec.digest({"model": config.task.model, "loss": config.task.loss, **shape})
@@ -117,7 +117,7 @@ def silo_task(config: Config, spec: SiloSpec) -> Task:
 @codec.hides_values
 @dataclass
 class LedgerReplyStore:
-    """Reply store with a ledger: every message is charged to the silo's data before its noise is drawn."""
+    """Reply store that charges every message to the silo's privacy ledger before its noise is drawn."""
 
     ledger: Ledger
     policy: Policy
@@ -132,7 +132,7 @@ class LedgerReplyStore:
         return self.ledger.replay(job)
 
     def allows(self, job: Job) -> None:
-        """Refuse a job against the policy or over the ledger's limit; the first job of a run admits the run."""
+        """Refuse a job that the policy forbids or that exceeds the ledger's limit; a run's first job admits the run."""
         grade = self.code(job.plan.unit).grade
         refused = self.policy.check(job.plan, noise=job.mode, silo=self.silo, model=self.model, own_code=grade)
         if refused is not None:
@@ -145,13 +145,13 @@ class LedgerReplyStore:
             self.log(f"run {job.run}: admitted")
         known = sum(self.ledger.charges(job.run).values())
         if known < job.paid:  # the server has seen this ledger with more charges: it is an older copy
-            found = f"{known} charges of this run in the silo's ledger, where its own receipts say {job.paid}"
-            raise ConfigError(found, "a ledger that is as new as its receipts", RESTORES)
+            found = f"{known} charges of this run in the silo's ledger, but {job.paid} in the silo's replies"
+            raise ConfigError(found, "a ledger that holds every charge that the silo has reported", RESTORES)
 
     def charge(self, job: Job, session: str | None = None) -> int:
-        """Charge one job, or one session of secure aggregation; return the number of charges of its run.
+        """Charge one job, or one session of secure aggregation; return the run's number of charges.
 
-        A session's noise is drawn anew, so each session is another release.
+        Every session draws new noise, so every session is charged as a release.
         """
         assert job.public is not None
         name, t = job.id if session is None else f"{job.id}.{session}", job.public.t
@@ -169,14 +169,14 @@ class LedgerReplyStore:
 @codec.hides_values
 @dataclass(frozen=True)
 class SiloService:
-    """Entry of a silo: routes single jobs, and messages of secure aggregation."""
+    """Dispatcher of a silo: answers single jobs, and messages of secure aggregation."""
 
     silo: Silo
     secagg: SecAggClient
 
     @classmethod
     def open(cls, folder: Path, spec: SiloSpec, task: Task, model: str, log: Log) -> SiloService:
-        """Read the policy of a silo's folder and open its ledger, which holds the policy's limit."""
+        """Read the policy in a silo's folder and open the ledger that enforces the policy's limit."""
         client = int(task.clients.held[0])
         if not spec.policy:
             log(NO_POLICY)
@@ -195,9 +195,10 @@ class SiloService:
 
 
 def refuse_release(job: Job) -> None:
-    """Refuse a run for release without a ledger: after a restart its receipts would be false."""
+    """Refuse a run with secure noise in a silo without a ledger: after a restart it would not know its charges."""
     if job.mode == "secure" and job.plan.release.kind != NoNoise.kind:
-        raise ConfigError("a run for release in a silo without a policy", "a policy and a ledger", "see docs/silos.md")
+        found = "a run with secure noise in a silo without a policy"
+        raise ConfigError(found, "a policy and a ledger", "see docs/silos.md")
 
 
 # ---- the process -----------------------------------------------------------------------------------------------------
@@ -219,7 +220,8 @@ def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None
     try:
         shared = None if place is None else place.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{place}, which cannot be read ({error.strerror})", "the node's secret", "key.sh") from None
+        found = f"{place}, which cannot be read ({error.strerror})"
+        raise ConfigError(found, "the file with the node's secret", "write it with key.sh") from None
     log(f"silo {spec.name}: {len(service.silo.task.clients.index)} records, node {node or spec.node}")
     serve(Node(node or spec.node, shared), service.reply, log)
 
@@ -244,7 +246,7 @@ def answer_task(task: NodeTask, reply: Callable[[bytes], bytes], log: Log) -> No
     with task.heartbeat():
         try:
             if task.data is None:
-                raise ConfigError("a task that is not Sordino's", "a job of a sordino server")
+                raise ConfigError("a Flower task that Sordino did not write", "a job of a Sordino server")
             answer = reply(task.data)
         except SordinoError as error:
             log(f"refused: {error}")

@@ -37,5 +37,5 @@ GRADES: tuple[Grade, ...] = (BY_CONSTRUCTION, PER_RECORD, TRUSTED)
 
 
 def weakest(grades: Sequence[Grade]) -> Grade:
-    """Return the weakest of several grades; by construction where there is none."""
+    """Return the weakest of several grades; "by construction" if there are none."""
     return max(grades, key=GRADES.index, default=BY_CONSTRUCTION)

@@ -39,7 +39,7 @@ def capture(
 ) -> Captured:
     """Return the graph of `module(*args, **kwargs)`, which has the module's own answers and gradients.
 
-    Only shapes and dtypes of records are read. `records` says which leaves of the arguments hold one slice per record,
+    Only shapes and dtypes of records are read. `records` marks the arguments with one slice per record,
     and `leaf` which modules stay whole. By fx, which is fast, the module is captured twice, the same both times.
     """
     inputs, form = flat(args, kwargs)
@@ -74,7 +74,7 @@ def _alike(first: Captured, second: Captured) -> bool:
 
 @contextmanager
 def restored_state(module: nn.Module) -> Iterator[None]:
-    """Undo afterwards what forward writes into attributes and buffers of the module, its parts and their classes."""
+    """Context after which attributes and buffers of the module, its submodules and their classes are as before."""
     parts = list(module.modules())
     tables = [vars(part) for part in parts]
     tables += [vars(part)[name] for part in parts for name in ("_buffers", "_parameters", "_modules")]
@@ -101,7 +101,7 @@ def restored_state(module: nn.Module) -> Iterator[None]:
 
 
 class _FlatModule(nn.Module):
-    """A module with a forward from flat tensors to flat tensors; arguments that are no tensors are fixed."""
+    """Wrapper of a module whose forward maps flat tensors to flat tensors; other arguments are constants."""
 
     def __init__(self, module: nn.Module, sample: Sequence[Any], form: TreeSpec) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class _FlatModule(nn.Module):
 
     @staticmethod
     def of(module: nn.Module, sample: Sequence[Any], form: TreeSpec) -> _FlatModule:
-        """Return the flat form of a module, whose forward has one named argument for each tensor."""
+        """Return the wrapped module, whose forward has one named argument per tensor."""
         names = ", ".join(f"x{i}" for i in range(sum(isinstance(x, Tensor) for x in sample)))
         space: dict[str, Any] = {}
         exec(f"def forward(self, {names}):\n    return self.answer({names})", space)  # fx wants names, not *tensors
@@ -153,7 +153,7 @@ def _by_export(module: nn.Module, sample: Sequence[Any], form: TreeSpec, records
 
 @contextmanager
 def _len_of_proxies(module: nn.Module) -> Iterator[None]:
-    """Make `len(x)` in the user's code a node of the graph: Python's own would ask a symbol for an integer."""
+    """Context in which `len(x)` in the user's code becomes a node of the graph."""
     kinds = [kind for part in module.modules() for kind in type(part).__mro__ if hasattr(kind, "forward")]
     code = [kind.forward for kind in dict.fromkeys(kinds)]
     held = [value for part in module.modules() for value in vars(part).values()]
@@ -218,16 +218,16 @@ _HOOKS = {
 
 
 def _refuse_foreign(node: fx.Node) -> None:
-    """Refuse a node that calls a function of the user's (torch.fx.wrap), or a hook on a gradient."""
+    """Refuse a node that calls a user's function (torch.fx.wrap) or registers a gradient hook."""
     if node.op == "call_method" and node.target in _HOOKS:
-        raise UntraceableError(f"{node.target}, which runs Python code beside the graph")
+        raise UntraceableError(f"{node.target}, which runs Python code outside the graph")
     if node.op == "call_function" and node.target not in _BUILTINS and not captured.torch_function(node.target):
         name = getattr(node.target, "__name__", node.target)
-        raise UntraceableError(f"a call of {name}, which is no function of torch")
+        raise UntraceableError(f"a call of {name}, which is not a function of torch")
 
 
 def differs(found: Captured, module: nn.Module, sample: list[Any], form: TreeSpec) -> str | None:
-    """Return how the graph differs from the module's own forward on synthetic records; None where it does not."""
+    """Return how the graph differs from the module's forward on synthetic records; None if they agree."""
     try:
         own = _with_gradients(module, module, sample, form)
     except Exception as error:  # whatever the user's forward raises
@@ -256,7 +256,7 @@ def _with_gradients(
 
 @torch.no_grad()
 def answers(graph: Captured, module: nn.Module, sample: list[Any], form: TreeSpec, seed: int = 0) -> list[Tensor]:
-    """Return the tensors of the graph's answer, with torch's generator seeded."""
+    """Return the output tensors of a graph, computed with a fixed torch seed."""
     args, kwargs = tree_unflatten(sample, form)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -264,7 +264,7 @@ def answers(graph: Captured, module: nn.Module, sample: list[Any], form: TreeSpe
 
 
 def close(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> bool:
-    """Return whether all tensors are equal but for rounding; no gradient counts as zero, a meta tensor as its shape."""
+    """Return whether all tensors agree up to rounding; None counts as zero, meta tensors compare by shape."""
     return len(first) == len(second) and all(_close(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -290,7 +290,7 @@ _SIZES = ("size", operator.getitem, getattr, len)  # how Python asks for the num
 
 
 def chained(graph: Captured, module: nn.Module) -> list[nn.Module]:
-    """Return the layers of a graph in which each operation takes the result before; empty for any other graph."""
+    """Return the layers of a graph that is a plain chain of layers; an empty list for any other graph."""
     if graph.constants or graph.answer.num_leaves != 1:
         return []
     found: list[nn.Module] = []
@@ -309,7 +309,7 @@ def chained(graph: Captured, module: nn.Module) -> list[nn.Module]:
 
 
 def _layer(node: fx.Node, module: nn.Module) -> nn.Module | None:
-    """Return the layer that a node calls, or one that computes the same; None where there is none."""
+    """Return the layer that a node calls, or an equivalent layer of torch.nn; None if there is none."""
     others = node.args[1:]
     if node.op == "call_module":
         return None if others or node.kwargs else module.get_submodule(str(node.target).partition(".")[2])
@@ -324,7 +324,7 @@ def _layer(node: fx.Node, module: nn.Module) -> nn.Module | None:
 @codec.hides_values
 @dataclass(frozen=True)
 class Traced:
-    """A graph, and the reason why an output for one record may depend on others (None: proved that it does not)."""
+    """A graph with the reason why one record's output may depend on other records (None: proved independent)."""
 
     graph: Captured
     reason: Reason | None
@@ -337,9 +337,9 @@ class Traced:
 
 
 class Tracing:
-    """All graphs of a module; `of` finds or captures the one for some arguments, and reads no value of a record.
+    """All graphs of a module, one per kind of arguments; capturing reads no value of a record.
 
-    `watched` are layers of the module: where records lie in their inputs is noted in `Traced.layout`.
+    `watched` are layers of the module whose record axes are stored in `Traced.layout`.
     """
 
     def __init__(self, module: nn.Module, leaf: Leaf = torch_layer, watched: Collection[nn.Module] = ()) -> None:
@@ -350,11 +350,11 @@ class Tracing:
         self.closed = False  # whether the module's own Python has run on data: then no new graph is captured
 
     def graph(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Captured:
-        """Return the graph for arguments of this kind, proved or not; `UntraceableError` if there is none."""
+        """Return the graph for arguments of this kind without a proof, or raise `UntraceableError`."""
         key = self._key(args, kwargs, records)
         if key not in self.graphs:
             if self.closed:
-                raise UntraceableError("records of a new shape after the module's own code has run on data")
+                raise UntraceableError("records of a new shape, after the module's Python code has run on private data")
             inputs, form = flat(args, kwargs)  # a graph for other shapes may answer as the module does for these too
             sample = synthetic_batch(inputs, records, RECORDS)
             alike = [one for other, one in self.graphs.items() if other[:2] == key[:2]]
@@ -363,7 +363,7 @@ class Tracing:
         return self.graphs[key]
 
     def of(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Traced:
-        """Return the graph for arguments of this kind with what is proved of it."""
+        """Return the graph for arguments of this kind, with the result of the independence proof."""
         key = self._key(args, kwargs, records)
         if key not in self.known:
             graph, layout = self.graph(args, kwargs, records), Layout(self.watched)
@@ -375,18 +375,18 @@ class Tracing:
         return self.known[key]
 
     def is_stale(self) -> bool:
-        """Return whether the module now answers synthetic records otherwise than its graphs do."""
+        """Return whether the module now gives other outputs for synthetic records than its graphs."""
         with restored_state(self.module):
             now = self.modes()
             samples = [(graph, sample, form) for graph, modes, sample, form in self.samples if modes == now]
             return any(differs(graph, self.module, sample, form) is not None for graph, sample, form in samples)
 
     def forget(self) -> None:
-        """Forget all graphs: the module is captured again at its next call."""
+        """Discard all graphs; the module is captured again at its next call."""
         self.graphs, self.known, self.samples = {}, {}, []
 
     def _alone(self, graph: Captured, sample: list[Any], form: TreeSpec, records: Sequence[bool]) -> bool:
-        """Return whether a batch of one record gets the record's answer in a larger batch; True for random answers."""
+        """Return whether a record alone has the same output as in a larger batch; True for random outputs."""
         singles = [[x[j : j + 1] if own else x for x, own in zip(sample, records, strict=True)] for j in range(RECORDS)]
         whole, again = (answers(graph, self.module, sample, form, seed) for seed in (0, 1))
         if not close(whole, again):
@@ -399,7 +399,7 @@ class Tracing:
         return close(whole, joined)
 
     def modes(self) -> tuple[Any, ...]:
-        """Return, for every part of the module, its training mode and the user's hooks on it."""
+        """Return the training mode and the user's hooks of every submodule."""
         return tuple(_mode(part) for part in self.module.modules())
 
     def _key(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Any:
@@ -415,7 +415,7 @@ def _mode(part: nn.Module) -> Any:
 
 
 def _kind(x: Any, own: bool) -> Any:
-    """Return what a graph depends on: shape and dtype of tensors (for records without their number), other values."""
+    """Return the key of a graph: shapes and dtypes of tensors (without the number of records), and other arguments."""
     if isinstance(x, Tensor):
         return own, tuple(x.shape[1:] if own else x.shape), x.dtype, x.device.type
     try:

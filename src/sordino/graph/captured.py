@@ -1,4 +1,4 @@
-"""A captured graph as a value, synthetic records, and the graph of torch.export.
+"""The data type of a captured graph, synthetic records, and capture by torch.export.
 
 Called by `capture` and `flow`, and by the code of dpsgd, data and task that runs graphs.
 """
@@ -29,13 +29,13 @@ _LIBRARIES = ("torch", "_operator", "math")
 
 
 class UntraceableError(Exception):
-    """No graph can be captured of a piece of code; the message says why."""
+    """Raised where no graph of a user's code can be captured; the message says why."""
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class Captured:
-    """A forward pass as a graph: `function(module, *tensors, *constants)`, and the nesting of arguments and answers."""
+    """A captured forward pass: `function(module, *tensors, *constants)`, with the structure of inputs and outputs."""
 
     graph: fx.Graph
     function: Callable[..., Any]
@@ -47,7 +47,7 @@ class Captured:
     source: str  # "fx" or "export"
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph on the arguments of `module`, with the layers of `module`."""
+        """Run the graph with the layers of `module` on arguments as `module` takes them."""
         if self.source == "layers":
             return type(module).forward(module, *args, **kwargs)
         enabled = torch.is_grad_enabled()
@@ -63,13 +63,13 @@ class Captured:
         return tree_unflatten(leaves, self.answer)
 
     def fed(self, inputs: Sequence[Any]) -> list[Tensor]:
-        """Return the inputs of the graph: the tensors among the flat arguments, then its constants."""
+        """Return the graph's inputs: the tensors among the flat arguments, then the graph's constants."""
         constants = [tensor.clone() for tensor in self.constants] if self.writes else self.constants
         return [*(x for x in inputs if isinstance(x, Tensor)), *constants]
 
     @cached_property
     def writes(self) -> bool:
-        """Whether a node may write in place: then every call gets fresh constants, and none remembers a record."""
+        """Whether a node may write in place; if so every call gets fresh copies of the constants."""
         return any(_may_write(node, self.module) for node in self.graph.nodes)
 
     def as_module(self) -> fx.GraphModule:
@@ -93,7 +93,7 @@ class Fixed:
 
 
 def flat(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
-    """Return the leaves of the arguments, keywords in alphabetical order, and their nesting."""
+    """Return the flat arguments, keywords in alphabetical order, and their pytree structure."""
     leaves, form = tree_flatten((tuple(args), dict(sorted(kwargs.items()))))
     return leaves, form
 
@@ -116,7 +116,7 @@ def synthetic_batch(inputs: Sequence[Any], records: Sequence[bool], count: int) 
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    """Compute recurrent layers by plain operations, and restore torch's generators afterwards."""
+    """Context in which recurrent layers run by plain operations; torch's generators are restored afterwards."""
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -128,7 +128,7 @@ def pinned() -> Iterator[None]:
 
 @contextmanager
 def replaced_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """Replace the forward of these modules by these functions while the context lasts."""
+    """Context in which the forward of these modules is replaced by these functions."""
     before = [vars(module).get("forward") for module, _ in forwards]
     for module, forward in forwards:
         vars(module)["forward"] = forward
@@ -142,19 +142,19 @@ def replaced_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) 
 
 
 def torch_layer(module: nn.Module) -> bool:
-    """Return whether a module is a layer of torch.nn without hooks, parametrizations or functions of the user's."""
+    """Return whether a module is a torch.nn layer without hooks, parametrizations or user functions."""
     return not isinstance(module, _CONTAINERS) and all(torch_written(part) for part in module.modules())
 
 
 def torch_written(module: nn.Module, libraries: tuple[str, ...] = ("torch.nn.modules.",)) -> bool:
-    """Return whether only code of these libraries runs in a call of the module, modules inside it not counted."""
+    """Return whether a call of the module runs only these libraries' code (submodules not counted)."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     plain = type(module).__module__.startswith(libraries) and "forward" not in vars(module)
     return plain and not hooks and all(torch_function(value) for value in vars(module).values() if callable(value))
 
 
 def torch_function(function: Any) -> bool:
-    """Return whether a function is torch's or Python's own: written in C, or in a module of theirs."""
+    """Return whether a function is written in C or belongs to torch or Python's standard library."""
     if isinstance(function, torch._ops.OpOverload):
         return function.namespace in ("aten", "prims", "prim")
     return str(getattr(function, "__module__", None) or "torch").partition(".")[0] in _LIBRARIES
@@ -171,7 +171,7 @@ def compile_graph(graph: fx.Graph, module: nn.Module) -> Callable[..., Any]:
 
 
 def layer_call(node: fx.Node, names: Container[str]) -> tuple[str, str] | None:
-    """Return call and name of the outermost of these modules whose call a node belongs to."""
+    """Return the call and name of the outermost of these modules that contains a node."""
     for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
         name = str(path).removeprefix("module").removeprefix(".")
         if name in names:
@@ -180,7 +180,7 @@ def layer_call(node: fx.Node, names: Container[str]) -> tuple[str, str] | None:
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Return whether a node is needed though nobody reads its result: inputs, and operations in place."""
+    """Return whether a node must stay though its result is unused: an input, or an in-place operation."""
     if node.op in ("placeholder", "output", "call_module") or node.target is torch._C._set_grad_enabled:
         return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -189,7 +189,7 @@ def has_effect(node: fx.Node) -> bool:
 
 
 def _may_write(node: fx.Node, module: nn.Module) -> bool:
-    """Return whether a node may change a tensor among its inputs: in place by its name, by `out`, or by a flag."""
+    """Return whether a node may write into its inputs: an in-place operation, an `out` argument, or an inplace flag."""
     if node.op == "call_module":
         layer = module.get_submodule(str(node.target).partition(".")[2])
         return any(getattr(part, "inplace", False) for part in layer.modules())
@@ -225,7 +225,7 @@ def export_graph(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the warnings and logs of torch.export: the refusal says what it could not follow."""
+    """Context without warnings and logs of torch.export, whose errors are reported in our own sentence."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -237,7 +237,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _inline_no_grad(flattened: fx.GraphModule) -> None:
-    """Move regions under torch.no_grad() into the graph itself, between two switches."""
+    """Inline subgraphs under torch.no_grad() into the graph, between calls that switch gradients off and on."""
     graph = flattened.graph
     for node in list(graph.nodes):
         if getattr(node.target, "__name__", "") != "wrap_with_set_grad_enabled":
@@ -251,7 +251,7 @@ def _inline_no_grad(flattened: fx.GraphModule) -> None:
             graph.call_function(torch._C._set_grad_enabled, (not enabled,))
         for user in list(node.users):
             if user.target is not operator.getitem:
-                raise UntraceableError("a region without gradients whose answer is read as a whole")
+                raise UntraceableError("a torch.no_grad() block whose result is used as one tuple")
             user.replace_all_uses_with(given[user.args[1]])  # type: ignore[index]
             graph.erase_node(user)
         graph.erase_node(node)
@@ -259,7 +259,7 @@ def _inline_no_grad(flattened: fx.GraphModule) -> None:
 
 
 def _replace_by_call(graph: fx.Graph, name: str, nodes: list[fx.Node]) -> None:
-    """Replace the nodes of a layer by one call of it, where they have one input and one output tensor."""
+    """Replace a layer's nodes by one call of the layer, if they have one input and one output tensor."""
     inside = set(nodes)
     for node in nodes:  # a cast that changes nothing gives its input: what else reads that input reads it there
         source = node.args[0] if node.args and str(node.target).startswith("aten.to.") else None

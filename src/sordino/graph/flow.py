@@ -1,4 +1,4 @@
-"""Proof that a captured graph keeps the records of a batch apart, read off its operations; called by `capture`.
+"""Proof that in a captured graph no record of a batch influences another, from its operations. Called by `capture`.
 
 The graph runs on synthetic batches of two sizes, and every ATen operation is looked up in `rules`. Proved is
 
@@ -43,7 +43,7 @@ _SIZED = {
 
 
 class Reason(str):
-    """Text that says why a record may influence another's output; `certain` if an operation does read along records."""
+    """Text that says why one record may influence another's output; `certain` if an operation surely mixes records."""
 
     certain: bool
 
@@ -55,7 +55,7 @@ class Reason(str):
 
 @dataclass
 class Layout:
-    """Where records lie in the result of each node, by its name, and in the inputs of `watched` layers (None: nowhere).
+    """Record axes of each node's result by node name, and of the inputs of `watched` layers (None: no records).
 
     Layers inside a layer of torch.nn are called by torch's code, not by a node, so their forward is watched. For every
     call of a watched layer, `layers` holds the place of the records in each input and the size of its first dimension.
@@ -69,7 +69,7 @@ class Layout:
 def dependence(
     graph: Captured, inputs: Sequence[Any], records: Sequence[bool], layout: Layout | None = None
 ) -> Reason | None:
-    """Return why an output for one record may depend on other records; None where it is proved that it does not.
+    """Return why one record's output may depend on other records; None if independence is proved.
 
     `inputs` are the flat arguments of the graph and `records` says which of them hold one slice per record. Every
     tensor of the output must hold the records along its first dimension. `layout` is filled in, if there is one.
@@ -92,7 +92,7 @@ def dependence(
 
 @dataclass
 class _Step:
-    """One operation of the first run: its name, its numbers, and the shapes of its outputs."""
+    """One operation of the first run: its name, numeric arguments, and output shapes."""
 
     name: str
     numbers: list[Any]
@@ -100,7 +100,7 @@ class _Step:
 
 
 class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """One run of the graph; the second compares every operation with the first (`known`) and applies the rules."""
+    """One run of the graph; the second run compares each operation with the first run's and applies the rules."""
 
     def __init__(self, records: int, known: list[_Step] | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -113,7 +113,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # nothing is compiled here, and True would import torch's compiler: two seconds
 
     def watch(self, layer: nn.Module, layout: Layout) -> Any:
-        """Return the layer's forward, which also notes in `layout` where records lie in its inputs."""
+        """Return the layer's forward wrapped to store in `layout` where records lie in its inputs."""
         plain, found = layer.forward, layout.layers.setdefault(layer, [])
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -126,7 +126,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def rows(self, tensor: Tensor) -> Rows | None:
         """Return where records lie in a tensor; None for public tensors."""
         if id(tensor) in self.unknown:
-            raise MixesError("a second output of an operation, of which the table says nothing")
+            raise MixesError("a second output of an operation, for which there is no rule")
         found = self.held.get(id(tensor))
         return None if found is None else found[1]
 
@@ -153,14 +153,14 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _first_step(self, name: str, outputs: list[Tensor], step: _Step, known: list[_Step]) -> _Step:
-        """Return the same operation of the first run; refuse one that depends on the number of records."""
+        """Return the first run's operation at this position; refuse one that depends on the number of records."""
         at = len(self.steps) - 1
         before = known[at] if at < len(known) else None
         if before is None or before.name != step.name or len(before.shapes) != len(step.shapes):
-            raise MixesError("operations that depend on how many records there are", certain=True)
+            raise MixesError("operations that depend on the number of records", certain=True)
         counting = name == "arange" and outputs[0].tolist() == list(range(self.records))
         if before.numbers != step.numbers and not counting:
-            raise MixesError(f"{name} with a number that depends on how many records there are", certain=True)
+            raise MixesError(f"{name} with a number that depends on the number of records", certain=True)
         return before
 
     def _apply_rule(
@@ -174,7 +174,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if base in _TURNED and rows is not None:
                 self.place(outputs[0], rows)
             elif rows is not None and self.rows(next(iter(arguments.values()))) != rows:
-                raise MixesError(f"{name}, which writes records into a tensor that is not laid out by them")
+                raise MixesError(f"{name}, which writes records into a tensor without a record axis")
             return
         for number, (leaf, shape) in enumerate(zip(outputs, before.shapes, strict=True)):
             if number and base in FIRST_ONLY:
@@ -185,28 +185,28 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _rule(self, func: Any, base: str, arguments: dict[str, Any], outputs: list[Tensor]) -> Rows:
         rule = RULES.get(base)
         if base not in POSITIONS and self._holds(arguments, position=True):
-            raise MixesError(f"{base} of the places of records in the batch")
+            raise MixesError(f"{base} of the indices of records in the batch")
         if torch.Tag.pointwise in func.tags and rule is None:
             rule = pointwise
         if rule is None or "out" in arguments or not outputs:
-            raise MixesError(f"{base}, an operation that may let records reach each other")
+            raise MixesError(f"{base}, an operation without a rule, which may mix records")
         return rule(Call(base, arguments, self.rows, outputs[0], self.records))
 
     def _fitting(self, leaf: Tensor, before: tuple[int, ...], rows: Rows | None, base: str) -> Rows | None:
-        """Refuse an output whose shape is not what `rows` says; a new constant tensor may be as long as the batch."""
+        """Refuse an output whose shape does not fit its stated record axis."""
         differing = [d for d in range(leaf.dim()) if leaf.shape[d] != before[d]] if leaf.dim() == len(before) else None
         if rows is None and differing and base in UNIFORM and len(differing) == 1:
             rows = Rows(differing[0], 1, leaf.shape[differing[0]] // self.records)
         if rows is None and differing == [0] and base == "arange":
             rows = Rows(0, position=True)
         if differing != ([] if rows is None else [rows.dim]):
-            raise MixesError(f"{base}, whose shape depends on how many records there are")
+            raise MixesError(f"{base}, whose shape depends on the number of records")
         if rows is not None and [before[rows.dim], leaf.shape[rows.dim]] != [rows.size(count) for count in BATCHES]:
-            raise MixesError(f"{base}, whose shape is not a number of entries for each record")
+            raise MixesError(f"{base}, whose shape has no axis of the records")
         return rows
 
     def _holds(self, arguments: dict[str, Any], position: bool = False) -> bool:
-        """Return whether some argument holds records or, with `position`, their indices in the batch."""
+        """Return whether an argument holds records or, with `position`, indices of records in the batch."""
         leaves = tree_flatten(list(arguments.values()))[0]
         found = [self.rows(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
         return any(rows is not None and (rows.position or not position) for rows in found)
@@ -221,7 +221,7 @@ def _bound(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, 
 
 
 class _Reader(fx.Interpreter):
-    """Interpreter of a graph under a `_Run`, which follows the number of records through Python's integers."""
+    """Interpreter of a graph that also tracks Python integers computed from the number of records."""
 
     def __init__(self, graph: Captured, observer: _Run, records: Sequence[bool], layout: Layout) -> None:
         super().__init__(graph.as_module(), garbage_collect_values=False)
@@ -231,7 +231,7 @@ class _Reader(fx.Interpreter):
         self.compared: set[fx.Node] = set()  # those of them that only compare the number with another
 
     def run(self, inputs: Sequence[Any]) -> None:  # type: ignore[override]
-        """Run every node once; then every output tensor must hold the records along its first dimension."""
+        """Run every node once; refuse an output tensor whose first dimension is not that of the records."""
         for tensor, holds in zip(inputs, self.holding, strict=True):
             if holds:
                 self.observer.place(tensor, Rows(0))
@@ -241,7 +241,7 @@ class _Reader(fx.Interpreter):
             return
         places = [self.observer.rows(leaf) for leaf in tree_flatten(outputs)[0] if isinstance(leaf, Tensor)]
         if any(rows not in (None, Rows(0)) for rows in places):
-            raise MixesError("an output in which records do not lie along the first dimension")
+            raise MixesError("an output whose first dimension is not that of the records")
         if Rows(0) not in places:
             raise MixesError("an output without a slice for each record")
 
@@ -254,7 +254,7 @@ class _Reader(fx.Interpreter):
         if self.observer.known is not None and n.op not in ("placeholder", "get_attr"):
             counted = [a for a in n.all_input_nodes if a in self.counts]
             if n.op == "output" and counted:
-                raise MixesError("an output that tells how many records there are")
+                raise MixesError("an output that contains the number of records")
             if counted:
                 self._follow_arithmetic(n, _name(n), counted, result)
             elif n.op != "output" and not all(isinstance(leaf, Tensor) for leaf in tree_flatten(result)[0]):
@@ -264,7 +264,7 @@ class _Reader(fx.Interpreter):
         return result
 
     def _follow_property(self, n: fx.Node, name: str) -> None:
-        """Note a size of a tensor that counts records; refuse whatever else leaves torch's tensors."""
+        """Track a tensor size that counts records; refuse any other value read out of a tensor."""
         values = [value for node in n.all_input_nodes for value in tree_flatten(self.env[node])[0]]
         held = [value for value in values if isinstance(value, Tensor) and self.observer.rows(value) is not None]
         if not held or name in _PROPERTIES:
@@ -281,12 +281,12 @@ class _Reader(fx.Interpreter):
         elif name in ("numel", "nelement", "len", "__len__", "sym_numel"):
             self.counts[n] = None
         else:
-            raise MixesError(f"{name}, which takes records out of torch's tensors")
+            raise MixesError(f"{name}, which converts records to Python values")
 
     def _follow_arithmetic(self, n: fx.Node, name: str, counted: list[fx.Node], result: Any) -> None:
-        """Allow arithmetic with the number of records that is affine, a size of a tensor, or an entry of a shape.
+        """Track integers that are affine in the number of records; refuse any other arithmetic with that number.
 
-        Two sizes of batch may compare alike with a third, so a comparison may only be asserted.
+        Comparisons with the number of records are allowed only in assertions: two batch sizes may compare alike.
         """
         dim = self.counts[counted[0]]
         if any(node in self.compared for node in counted) and not name.startswith("_assert"):
@@ -297,7 +297,7 @@ class _Reader(fx.Interpreter):
         elif n.target is operator.getitem and dim is not None and len(counted) == 1:
             at, places = n.args[1], list(range(len(self.env[n.args[0]])))  # type: ignore[index]
             if not isinstance(at, int | slice):
-                raise MixesError("an entry of a shape that is not named by a number")
+                raise MixesError("an entry of a shape with an index that is no constant")
             if isinstance(at, slice) and dim in places[at]:
                 self.counts[n] = places[at].index(dim)
             elif isinstance(at, int) and places[at] == dim:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 
 class MixesError(Exception):
-    """An operation through which one record influences another's output; not `certain` where no rule excludes it."""
+    """Raised for an operation that mixes records (`certain`), or that has no rule and may mix them."""
 
     def __init__(self, why: str, certain: bool = False) -> None:
         super().__init__(why)
@@ -43,13 +43,13 @@ class Rows:
     position: bool = False
 
     def size(self, records: int) -> int:
-        """Size of the dimension in a batch of this many records."""
+        """Return the dimension's size in a batch of this many records."""
         return self.outer * records * self.inner
 
 
 @dataclass(frozen=True)
 class Call:
-    """One operation with its arguments by name, where records lie in each tensor argument, and its first output."""
+    """One operation: arguments by name, the record axis of each tensor argument, and the first output."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -58,7 +58,7 @@ class Call:
     records: int
 
     def of(self, name: str) -> Rows | None:
-        """Return where records lie in an argument; None for a public tensor and for what is no tensor."""
+        """Return where records lie in an argument; None for a public tensor or no tensor."""
         value = self.arguments.get(name)
         return self.rows(value) if isinstance(value, Tensor) else None
 
@@ -68,14 +68,14 @@ class Call:
         return found
 
     def own(self, name: str = "self") -> Rows:
-        """Return where records lie in an argument, and refuse a call whose records are in other arguments only."""
+        """Return where records lie in an argument; refuse a call with records only in other arguments."""
         found = self.of(name)
         if found is None:
-            raise MixesError(f"{self.name} with records elsewhere than in its argument '{name}'")
+            raise MixesError(f"{self.name} with records in other arguments than '{name}'")
         return found
 
     def dims(self) -> set[int]:
-        """Return the dimensions that the operation names by `dim` or `dims`; the empty set where it names none."""
+        """Return the dimensions in the arguments `dim` or `dims`; the empty set if there are none."""
         named, width = self.arguments.get("dim", self.arguments.get("dims")), self.tensor().dim()
         return {_place(d, width) for d in ([named] if isinstance(named, int) else named or [])}
 
@@ -121,7 +121,10 @@ def same(call: Call) -> Rows:
 
 
 def view(call: Call) -> Rows:
-    """Rule of views: row-major order stays, so record(e) = (e // stride) mod b keeps its stride in entries."""
+    """Rule of views: row-major order is kept, so record(e) = (e
+
+    stride) mod b has the same stride before and after.
+    """
     rows, after = call.own(), call.output.shape
     stride = rows.inner * prod(call.tensor().shape[rows.dim + 1 :])
     for dim in range(len(after)):  # in which the record index lies whole
@@ -152,7 +155,7 @@ def unsqueeze(call: Call) -> Rows:
 
 
 def squeeze(call: Call) -> Rows:
-    """Rule of `squeeze` of named dimensions: without a name, a batch of one record would lose its dimension."""
+    """Rule of `squeeze` of given dimensions; without them a batch of one record would lose its record axis."""
     rows, shape, dims = call.own(), call.tensor().shape, call.dims()
     if call.arguments.get("dim") is None:
         raise call.mixes("without a dimension, which changes a batch of one record", certain=False)
@@ -246,7 +249,7 @@ def added_matrices(call: Call) -> Rows:
 def of_input(
     name: str, why: str, fits: Callable[[Rows, Call], bool] = lambda rows, call: True, public: str = "weight bias"
 ) -> Rule:
-    """Return the rule of operations whose records lie in the argument `name` alone, where `fits` allows, and stay."""
+    """Return the rule of operations with records only in argument `name`; the output has the same record axis."""
 
     def rule(call: Call) -> Rows:
         call.public(*public.split())
@@ -259,7 +262,7 @@ def of_input(
 
 
 def trailing(count: int) -> Rule:
-    """Return the rule of operations on the last `count` dimensions, which treat all others entry by entry."""
+    """Return the rule of operations on the last `count` dimensions that treat all other dimensions as batch."""
 
     def rule(call: Call) -> Rows:
         name = next(iter(call.arguments))
@@ -273,7 +276,7 @@ def trailing(count: int) -> Rule:
 
 
 def batch_norm(call: Call) -> Rows:
-    """Rule of batch norm: by fixed statistics, or by those of the batch where each record has its own channels."""
+    """Rule of batch norm: allowed with fixed statistics, or if each record has its own channels."""
     rows = call.own("input")
     training = call.arguments.get("training", call.arguments.get("train", True))
     if training and (rows.dim != 1 or call.arguments.get("running_mean") is not None):
@@ -284,7 +287,7 @@ def batch_norm(call: Call) -> Rows:
 
 
 def together(*names: str) -> Rule:
-    """Return the rule of operations along one dimension of several arguments that all hold records along another."""
+    """Return the rule of operations along one dimension of several arguments with a common, different record axis."""
 
     def rule(call: Call) -> Rows:
         found = {call.of(name) for name in names if isinstance(call.arguments.get(name), Tensor)}

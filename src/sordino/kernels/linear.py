@@ -24,9 +24,9 @@ ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 
 @compiled
 def descend(x: Any, y: Any, rows: Any, weight: Any, bias: Any, has_bias: bool, pace: Any, loss: Any) -> None:
-    """Run every client's steps in place: weight [m, o, d], bias [m, o]; rows [m, steps, b] of x and y, -1 for none.
+    """Run every client's SGD steps in place: weight [m, o, d], bias [m, o]; rows [m, steps, b] index x, y (-1: none).
 
-    pace = (lr, decay); loss = (code of the loss, tau of the quantile loss).
+    pace = (learning rate, weight decay); loss = (number of the loss, tau of the quantile loss).
     """
     lr, decay = pace
     clients, steps, width = rows.shape
@@ -54,7 +54,7 @@ def descend(x: Any, y: Any, rows: Any, weight: Any, bias: Any, has_bias: bool, p
 
 @compiled
 def _scores(x: Any, batch: Any, b: int, weight: Any, bias: Any, z: Any) -> None:
-    """Write z = W x + c, for two records and five outputs at a time so that each loaded number is used twice."""
+    """Compute the scores z = W x + c, two records and five outputs at a time (loop unrolled by hand)."""
     outputs, inputs = weight.shape
     for i in range(0, b, 2):
         j = batch[i]
@@ -95,7 +95,7 @@ def _scores(x: Any, batch: Any, b: int, weight: Any, bias: Any, z: Any) -> None:
 
 @compiled
 def slope(z: Any, i: int, y: Any, row: int, loss: Any, pace: Any) -> None:
-    """Replace the scores z[i] of one record by -pace d loss / d z."""
+    """Replace the scores z[i] of one record by -lr * d loss / d z."""
     outputs = z.shape[1]
     if loss[0] == CROSS_ENTROPY:
         top, total = z[i, 0], ZERO
@@ -114,7 +114,7 @@ def slope(z: Any, i: int, y: Any, row: int, loss: Any, pace: Any) -> None:
 
 @compiled
 def _score_slope(z: Any, y: Any, loss: int, tau: Any) -> Any:
-    """Return d loss / d z of a loss that is a mean over single scores, without the factor 1 / outputs."""
+    """Return d loss / d z for one score z; the loss is a mean over scores, and the caller divides by their number."""
     if loss == MSE:
         return TWO * (z - y)
     if loss == LOGISTIC:
@@ -129,7 +129,7 @@ def _score_slope(z: Any, y: Any, loss: int, tau: Any) -> Any:
 
 @compiled
 def _move(x: Any, batch: Any, b: int, r: Any, weight: Any, keep: Any) -> None:
-    """Write W <- keep W + sum r x^T, for five records and two outputs at a time; missing records have weight zero."""
+    """Update W <- keep W + sum r x^T, five records and two outputs at a time; absent records have r = 0."""
     outputs, inputs = weight.shape
     if keep != ONE:
         for o in range(outputs):

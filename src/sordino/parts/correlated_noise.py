@@ -43,11 +43,10 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
     strategy: Strategy
     sees: ClassVar[Sees] = frozenset({"mean"})
     correlated: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
 
-    def check(self, bound: Bound | AlreadyPrivate) -> None:
+    def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
         need_bound(bound, self.mechanism)
-
-    def check_sampler(self, clients: Sampler) -> None:
         if clients.min_separation is None:
             found = f"correlated noise and sampler {clients.kind!r}, under which a client may come in any two rounds"
             fix = "roundrobin, min_separation or cyclic_poisson; with poisson or fixed use central_noise"
@@ -55,9 +54,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         if clients.amplifies and (self.strategy.bands is None or self.strategy.bands > clients.min_separation):
             found = f"{self.strategy.bands or 'all'} bands and turns of {clients.min_separation} rounds"
             raise PlanError("correlated noise", found, "at most as many bands as rounds between turns", "fewer bands")
-
-    def check_records(self, records: RecordSampler) -> None:
-        if records.min_separation(0) is None:
+        if records is not None and records.min_separation(0) is None:
             found = f"correlated noise and {records.kind!r}, which may read a record in any two rounds"
             fix = "records_in_turn (the same batches in every epoch), one_pass or all_records"
             raise PlanError("correlated noise", found, "batches that keep the reads of one record apart", fix)

@@ -20,7 +20,7 @@ from sordino.accounting.bounds import AlreadyPrivate, Bound
 from sordino.accounting.events import Event
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns, tensor, tensors
-from sordino.errors import brief_repr
+from sordino.errors import PlanError, brief_repr
 from sordino.layout import Layout
 from sordino.parts import schedules
 from sordino.parts.clipping import row_norms
@@ -67,16 +67,12 @@ class LocalSolver(Part):
     noise_multipliers: tuple[float, ...] = ()  # one per client, where clients differ
     clip_norms: tuple[float | Schedule, ...] = ()  # clip norms that the solver applies to single records
     reads: RecordSampler | None = None  # how records are drawn, where the privacy unit is a record
+    project: bool = False  # True: `solve` projects on the ball of the plan's clip norm, so the plan needs a Clip step
 
-    @property
-    @abstractmethod
-    def projects(self) -> bool:
-        """Whether the solver needs the plan's clip norm."""
-
-    @abstractmethod
     @returns(of_type(Bound, AlreadyPrivate))
     def bound(self) -> Bound | AlreadyPrivate:
-        """Return the bound of the message."""
+        """Return the bound of the message; by default none, so that the plan needs a Clip step."""
+        return Bound(unit="client")
 
     @abstractmethod
     @returns(lambda found, part, size, *_, **__: array(found, (None, None), "i", -1, max(size, 1)))
@@ -90,13 +86,19 @@ class LocalSolver(Part):
 
     @property
     def any_order(self) -> bool:
-        """Whether solver and gradient treat all coordinates alike; known of Sordino's own parts only."""
-        return all(type(part).__module__.partition(".")[0] == "sordino" for part in _with_inner_gradients(self))
+        """Whether solver and gradient oracles treat all coordinates alike; known of Sordino's own parts only."""
+        part: Part | None = self
+        while part is not None and type(part).__module__.startswith("sordino."):
+            part = getattr(part, "gradient", None)
+        return part is None
 
     @property
     def needs_envelope(self) -> bool:
-        """Whether the gradient is that of the Moreau envelope of the loss."""
-        return any(isinstance(part, Moreau) for part in _with_inner_gradients(self))
+        """Whether a gradient oracle of this solver follows the Moreau envelope of the loss."""
+        part: Part | None = self
+        while part is not None and not isinstance(part, Moreau):
+            part = getattr(part, "gradient", None)
+        return part is not None
 
     def length(self, size: int) -> int:
         """Return the length of a message for a model of `size` parameters."""
@@ -168,12 +170,6 @@ class LocalSolver(Part):
         return 1.0
 
 
-def _with_inner_gradients(part: Part) -> list[Part]:
-    """Return a part, its gradient oracle, the oracle inside that one, and so on."""
-    inner = getattr(part, "gradient", None)
-    return [part] if inner is None else [part, *_with_inner_gradients(inner)]
-
-
 @dataclass(frozen=True)
 class LocalSgd(LocalSolver, kind="local_sgd"):
     """w <- w - lr * v,  v <- momentum * v + grad f(w; batch) + weight_decay * w;  message = w_t - w.
@@ -201,26 +197,20 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
         found = f"momentum = {self.momentum}, weight_decay = {self.weight_decay}"
         fits = 0 <= self.momentum < 1 and schedules.natural(self.weight_decay)
         require(fits, "local work", found, "momentum in [0, 1) and weight_decay of at least 0")
-        numbers = {"epochs": self.epochs, "steps": self.steps, "batch": self.batch}
-        found = ", ".join(f"{name} = {brief_repr(value)}" for name, value in numbers.items())
         most = self.steps if self.epochs is None else self.epochs
-        fits = 1 <= (most or 0) <= MOST and (self.batch is None or self.batch >= 1)
-        require(fits, "local work", found, f"numbers of at least 1, and at most {MOST:,} epochs or steps")
-        found = f"lr over local steps with epochs = {self.epochs}, whose steps depend on how much a client holds"
-        fits = self.steps is not None or not schedules.changes_inside(self.lr)
-        require(fits, "local work", found, "the same number of steps for all", "set steps, and drop epochs")
+        if not 1 <= (most or 0) <= MOST or (self.batch is not None and self.batch < 1):
+            numbers = {"epochs": self.epochs, "steps": self.steps, "batch": self.batch}
+            found = ", ".join(f"{name} = {brief_repr(value)}" for name, value in numbers.items())
+            raise PlanError("local work", found, f"numbers of at least 1, and at most {MOST:,} epochs or steps")
+        if self.steps is None and isinstance(self.lr, Schedule) and self.lr.per_step:
+            found = f"lr over local steps with epochs = {self.epochs}, whose steps depend on how much a client holds"
+            raise PlanError("local work", found, "the same number of steps for all", "set steps, and drop epochs")
 
     def check_rounds(self, rounds: int) -> None:
-        found = f"lr = {brief_repr(self.lr)} over {rounds} rounds"
-        fits = schedules.finite(*schedules.span_of_steps(self.lr, rounds, self.steps or 1))
-        require(fits, "schedule", found, "finite numbers that float32 holds in every local step")
-
-    @property
-    def projects(self) -> bool:
-        return self.project
-
-    def bound(self) -> Bound | AlreadyPrivate:
-        return Bound(unit="client")
+        if isinstance(self.lr, Schedule) and self.lr.per_step:  # the plan checks all other schedules
+            found = f"lr = {brief_repr(self.lr)} over {rounds} rounds"
+            fits = schedules.finite(*self.lr.span(rounds * (self.steps or 1)))
+            require(fits, "schedule", found, "finite numbers that float32 holds in every local step")
 
     def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
         """Return epochs of fresh permutations, cut into batches; the last batch of an epoch may be short."""
@@ -238,7 +228,7 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
 
     def solve(self, work: Work) -> Tensor:
         objective, start, public = work.objective, work.start, work.public
-        varied = schedules.changes_inside(self.lr)
+        varied = isinstance(self.lr, Schedule) and self.lr.per_step
         lr, anchor = schedules.at(self.lr, public.t), Anchor(start, public.clip_norm)
         if type(self.gradient) is Plain and not (self.momentum or self.project or varied):
             descended = objective.descend(start, work.batches, work.m, lr, self.weight_decay)
@@ -298,13 +288,6 @@ class Scaffold(LocalSolver, kind="scaffold"):
     def _plain(self) -> LocalSgd:
         """Return local SGD with the same numbers: it draws the same batches and refuses the same mistakes."""
         return LocalSgd(lr=self.lr, steps=self.steps, batch=self.batch, gradient=self.gradient)
-
-    @property
-    def projects(self) -> bool:
-        return False
-
-    def bound(self) -> Bound | AlreadyPrivate:
-        return Bound(unit="client")
 
     def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
         return self._plain().indices(size, rng, t, client)

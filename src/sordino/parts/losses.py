@@ -59,10 +59,6 @@ class Loss(Part):
         """Whether `envelope` is implemented."""
         return type(self).envelope is not Loss.envelope
 
-    def classes(self, scores: int) -> int:
-        """Return the number of labels that a model with `scores` outputs can predict; 0: targets are numbers."""
-        return {"class": scores, "token": scores, "side": 2, "number": 0}[self.targets]
-
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss, kind="cross_entropy"):

@@ -50,10 +50,6 @@ class _RecordSolver(LocalSolver):
         return (self.clip_norm,)
 
     @property
-    def projects(self) -> bool:
-        return False
-
-    @property
     def reads(self) -> RecordSampler | None:  # type: ignore[override]
         return self.records
 

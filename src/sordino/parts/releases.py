@@ -46,7 +46,7 @@ def _sum_and_memory(found: object, part: Release, total: Tensor, *_: object) -> 
 class Release(Part):
     """The release of a round: from the clients' messages to a noised sum.
 
-    `client_noise`, `server_noise` and `correlated` declare who adds noise, beside the methods that add it.
+    `client_noise`, `server_noise`, `correlated` and `remembers` declare which of its methods a release overrides.
     """
 
     sees: ClassVar[Sees]
@@ -58,11 +58,13 @@ class Release(Part):
     client_noise: ClassVar[bool] = False  # True: every client adds noise to its message, by `on_client`
     server_noise: ClassVar[bool] = False  # True: the server adds noise to the sum, by `on_server`
     correlated: ClassVar[bool] = False  # True: rounds share their noise, and `run_events` states what a run costs
+    remembers: ClassVar[bool] = False  # True: later rounds need noise of earlier ones, whose memory begins with `init`
 
     def __init_subclass__(cls, kind: str = "") -> None:
         """Refuse a class whose methods add noise, or state the cost of a run, otherwise than the class declares."""
         super().__init_subclass__(kind)
         methods = {"client_noise": "on_client", "server_noise": "on_server", "correlated": "run_events"}
+        methods["remembers"] = "init"
         for declared, method in methods.items():
             written = getattr(cls, method) is not getattr(Release, method)
             found = f"release {cls.__name__} with {declared} = {getattr(cls, declared)} and "
@@ -78,14 +80,8 @@ class Release(Part):
         """Whether the least trusted party of this release sees who takes part."""
         return bool({"cohort", "messages"} & self.sees)
 
-    def check(self, bound: Bound | AlreadyPrivate) -> None:
-        """Refuse a message bound that this release cannot certify."""
-
-    def check_sampler(self, clients: Sampler) -> None:
-        """Refuse a client sampler that this release cannot work with."""
-
-    def check_records(self, records: RecordSampler) -> None:
-        """Refuse a record sampler that this release cannot work with, where the privacy unit is a record."""
+    def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
+        """Refuse a bound of messages or a sampler that this release cannot certify; `records` None: unit client."""
 
     @returns(_same_shape)
     def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
@@ -105,7 +101,7 @@ class Release(Part):
         return total
 
     def init(self, length: int) -> dict[str, Tensor]:
-        """Return the initial memory of earlier noise that correlated rounds need: secret, stored in the checkpoint."""
+        """Return the memory of earlier noise before round 1, by name: secret, and stored in the checkpoint."""
         return {}
 
     @returns(_sum_and_memory)
@@ -261,7 +257,7 @@ class CentralNoise(Release, kind="central_noise"):
     sees: ClassVar[Sees] = frozenset({"mean"})
     server_noise: ClassVar[bool] = True
 
-    def check(self, bound: Bound | AlreadyPrivate) -> None:
+    def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
         need_bound(bound, self.mechanism)
 
     def on_server(self, total: Tensor, rng: np.random.Generator) -> Tensor:
@@ -293,7 +289,7 @@ class _ClientNoise(Release):
     def mechanism_of(self, client: int) -> Mechanism:
         """Return the mechanism whose noise one client adds."""
 
-    def check(self, bound: Bound | AlreadyPrivate) -> None:
+    def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
         need_bound(bound, self.mechanism_of(0))
 
     def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
@@ -319,7 +315,8 @@ class _WithVoidRounds(_ClientNoise):
 
     at_least: int
 
-    def check_sampler(self, clients: Sampler) -> None:
+    def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
+        super().check(bound, clients, records)
         found = f"at_least = {self.at_least} reports where a round expects {clients.expected:g}"
         fix = "lower at_least: most rounds would be void"
         require(self.at_least <= clients.expected, "void rounds", found, "at most the expected cohort", fix)
@@ -384,7 +381,8 @@ class LocalNoise(_ClientNoise, kind="local_noise"):
             return self.mechanism
         return self.mechanism.with_noise_multiplier(self.noise_multipliers[client])
 
-    def check_sampler(self, clients: Sampler) -> None:
+    def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
+        super().check(bound, clients, records)
         found = f"{len(self.noise_multipliers)} noise multipliers for {clients.population} clients"
         fits = len(self.noise_multipliers) in (0, clients.population)
         require(fits, "local noise", found, "one noise multiplier per client")
@@ -435,11 +433,12 @@ class ShuffledNoise(_WithVoidRounds, kind="shuffled_noise"):
     def mechanism_of(self, client: int) -> Mechanism:
         return self.mechanism
 
-    def check_records(self, records: RecordSampler) -> None:
-        found = f"shuffled messages of {records.count:g} records each"
-        needed = "one record per message: silos differ in all their records"
-        fix = "set batch = 1, or use local_noise: docs/privacy.md#shuffle has the reason"
-        require(records.fixed and records.count == 1, "shuffle", found, needed, fix)
+    def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
+        super().check(bound, clients, records)
+        if records is not None and not (records.fixed and records.count == 1):
+            found = f"shuffled messages of {records.count:g} records each"
+            fix = "set batch = 1, or use local_noise: docs/privacy.md#shuffle has the reason"
+            raise PlanError("shuffle", found, "one record per message: silos differ in all their records", fix)
 
     def denominator(self, expected: float, received: int) -> float:
         return float(max(received, 1))
@@ -474,7 +473,7 @@ class Forward(_WithoutNoise, kind="forward"):
     sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
     local: ClassVar[bool] = True
 
-    def check(self, bound: Bound | AlreadyPrivate) -> None:
+    def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
         private, found = isinstance(bound, AlreadyPrivate), "messages without noise of their own"
         require(private, "forward", found, "a local solver that is private already")
 
@@ -494,7 +493,7 @@ class MaskedNoise(_WithoutNoise, kind="masked_noise"):
     keep: float
     sees: ClassVar[Sees] = frozenset({"sum", "cohort"})
 
-    def check(self, bound: Bound | AlreadyPrivate) -> None:
+    def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
         found, needed = "a client's own mask applied to its noised update", "noise on all coordinates, or a public mask"
         fix = "put sparsify_update before clip, or sparsify_mean after the sum; docs/privacy.md#mask-after-noise has "
         raise PlanError("mask after noise", found, needed, f"{fix}the counterexample")

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,6 @@ from sordino.errors import PlanError, brief_repr
 from sordino.parts.record_samplers import SamplingLaw, poisson_law
 from sordino.parts.schedules import CLIENTS, require, share
 from sordino.rng import Seeded, Streams
-
-if TYPE_CHECKING:
-    from sordino.parts.releases import Release
 
 Cohort = NDArray[np.int64]
 NO_RANDOMNESS = Seeded(0).at(0, "none")  # the generator passed to a public sampler, which draws nothing from it
@@ -155,8 +152,9 @@ class Sampler(Part):
 
 
 def _check_count(name: str, value: int) -> None:
-    needed, fix = f"at least 1, and at most {CLIENTS:,}", f"set {name} to the number of clients"
-    require(1 <= value <= CLIENTS, "sampling", f"{name} = {brief_repr(value)}", needed, fix)
+    if not 1 <= value <= CLIENTS:
+        needed, fix = f"at least 1, and at most {CLIENTS:,}", f"set {name} to the number of clients"
+        raise PlanError("sampling", f"{name} = {brief_repr(value)}", needed, fix)
 
 
 def _check_cohort_size(population: int, cohort: int) -> None:
@@ -569,16 +567,12 @@ class SeparationGuard:
         return admitted
 
 
-def separation_guard(
-    clients: Sampler, release: Release, rounds: int, streams: Streams, t: int
-) -> SeparationGuard | None:
-    """Return the guard of a run before round t; None if rounds do not share their noise.
+def separation_guard(clients: Sampler, rounds: int, streams: Streams, t: int) -> SeparationGuard:
+    """Return the guard, before round t, of a run whose rounds share their noise.
 
     Public cohorts of earlier rounds are drawn again. Secret cohorts cannot be, so every client then counts as drawn in
     round t - 1.
     """
-    if not release.correlated:
-        return None
     began = t - 1 if t and clients.random else -rounds - (clients.min_separation or 1)
     last, count = np.full(clients.population, began, dtype=np.int64), np.zeros(clients.population, dtype=np.int64)
     guard = SeparationGuard(clients, clients.max_participations(rounds), last, count)

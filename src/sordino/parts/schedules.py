@@ -57,13 +57,6 @@ def _require_finite(**values: float) -> None:
         require(fits, "schedule", f"{name} = {brief_repr(value)}", "a finite number")
 
 
-def _power(base: float, n: int) -> float:
-    try:
-        return float(base) ** n
-    except OverflowError:
-        return math.inf
-
-
 @dataclass(frozen=True)
 class Constant(Schedule, kind="constant"):
     """value, in every round."""
@@ -92,7 +85,10 @@ class Decay(Schedule, kind="decay"):
         require(self.factor > 0, "schedule", found, "a positive number", "0.99 loses 1% a round")
 
     def at(self, t: int) -> float:
-        return self.start * _power(self.factor, t) if self.start else 0.0
+        try:
+            return self.start * float(self.factor) ** t
+        except OverflowError:
+            return self.start * math.inf if self.start else 0.0
 
 
 @dataclass(frozen=True)
@@ -146,7 +142,10 @@ class Piecewise(Schedule, kind="piecewise"):
         require(self.factor >= 0, "schedule", f"piecewise factor {self.factor}", "a number of at least 0")
 
     def at(self, t: int) -> float:
-        return self.start * _power(self.factor, sum(t >= milestone for milestone in self.milestones))
+        try:
+            return self.start * float(self.factor) ** sum(t >= milestone for milestone in self.milestones)
+        except OverflowError:
+            return self.start * math.inf
 
 
 @dataclass(frozen=True)
@@ -229,11 +228,6 @@ def scaled(value: float | Schedule, factor: float) -> float | Schedule:
     return Scaled(value, factor) if isinstance(value, Schedule) else factor * value
 
 
-def changes_inside(value: float | Schedule) -> bool:
-    """Return whether a value changes from one local step of a round to the next."""
-    return isinstance(value, Schedule) and value.per_step
-
-
 def step_values(value: float | Schedule, t: int, steps: int) -> list[float]:
     """Return the value of a number or a schedule in each local step of round t."""
     if isinstance(value, Schedule) and value.per_step:
@@ -243,7 +237,8 @@ def step_values(value: float | Schedule, t: int, steps: int) -> list[float]:
 
 def travelled(value: float | Schedule, t: int, steps: int) -> float:
     """Return the sum of a number or a schedule over the local steps of round t."""
-    return math.fsum(step_values(value, t, steps)) if changes_inside(value) else steps * at(value, t)
+    varied = isinstance(value, Schedule) and value.per_step
+    return math.fsum(step_values(value, t, steps)) if varied else steps * at(value, t)
 
 
 def span_of_steps(value: float | Schedule, rounds: int, steps: int) -> tuple[float, float]:

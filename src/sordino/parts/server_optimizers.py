@@ -31,14 +31,12 @@ class ServerOptimizer(Part):
     """A server optimizer: `query` is the model that clients start from, `result` the model that the run returns."""
 
     needs: ClassVar[frozenset[str]] = frozenset()  # what an engine must offer
+    rounds: int | None = None  # number of rounds that the plan must have; None: any
 
     @property
     def by_coordinate(self) -> bool:
         """Whether a step treats every coordinate separately, so that memories of many runs can be stacked."""
         return False
-
-    def check_rounds(self, rounds: int) -> None:
-        """Refuse a number of rounds that this optimizer does not support."""
 
     def init(self, params: Tensor) -> Memory:
         """Return the memory before the first round."""
@@ -377,13 +375,8 @@ class Stages(ServerOptimizer, kind="stages"):
         require(len(self.stages) > 0, "server", "no stages", "at least one stage", fix)
 
     @property
-    def rounds(self) -> int:
-        """Total rounds of the stages, which the rounds of the plan must equal."""
+    def rounds(self) -> int:  # type: ignore[override]
         return sum(stage.rounds for stage in self.stages)
-
-    def check_rounds(self, rounds: int) -> None:
-        found = f"stages of {self.rounds} rounds in a plan of {rounds}"
-        require(rounds == self.rounds, "server", found, "as many rounds in both")
 
     def init(self, params: Tensor) -> Memory:
         balls = any("center" in stage.server.init(params[:0]) for stage in self.stages)

@@ -139,7 +139,7 @@ def plan_of(
         rounds=rounds, clients=clients, local=local, encode=encode, release=release, postprocess=post,
         server=given["server"],
     )  # fmt: skip
-    return plan.fitted()
+    return plan.fitted() if release.correlated else plan
 
 
 def federated(

@@ -71,7 +71,7 @@ def execute(
     here: a server's task has no record. `tried`: a private tuning, which has paid for the run, runs it as one of its
     trials; such a file is refused otherwise.
     """
-    if not tried:
+    if config.privacy.selected is not None and not tried:
         config.check_alone()
     engine = engine or InProcess()
     notes = () if task is not None or isinstance(config.task.model, InMemoryModel) else config.look()
@@ -95,7 +95,7 @@ def execute(
                 t = 0 if start.state is None else start.state.t
                 admitted = admission.admit(config, writer.header.run, writer.log, t, prepares=prepares)
                 writer.admission = held.enter_context(admitted)
-            budget = config.budget
+            budget = config.budget if config.privacy.limited else None
             if budget is not None:  # what earlier rounds took of a client's budget stays taken
                 budget = charge_log.filter_after_charges(path, config.plan, budget, writer.log, engine.deployed)
                 start = replace(start, budget=budget)
@@ -236,7 +236,7 @@ def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
     Secure noise cannot be drawn again, and other noise than before is not what the correlated release accounts for.
     """
     lost = next((round for round in charged if round >= t), None)
-    if lost is not None and config.privacy.noise == "secure" and config.plan.release.init(1):
+    if lost is not None and config.privacy.noise == "secure" and config.plan.release.remembers:
         found = f"round {lost + 1}, whose noise {config.plan.release.kind!r} must remember and a kill has lost"
         needed = "all noise that was drawn, or none of its round"
         raise ConfigError(found, needed, "start anew in another --out: what was charged stays spent")

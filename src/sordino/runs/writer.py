@@ -80,7 +80,7 @@ class Fingerprint:
             parts["the initial weights"] = task.init.sha256
         fixed = declared_frozen(unwrapped_model(task.model))
         if fixed:
-            parts["the frozen weights"] = fixed[0].sha256
+            parts["the frozen weights"] = str(fixed[0].sha256)
         return cls(key, parts, model_answers(task))
 
     def changed(self, task: Task) -> list[str]:
@@ -112,7 +112,7 @@ class Header:
 
     def to_bytes(self) -> bytes:
         hashes = {"config_sha256": self.config, "plan_toml_sha256": self.plan, "private_sha256": self.private}
-        declared = {"declared_public": [one.as_dict() for one in self.public], "sordino": self.sordino}
+        declared = {"declared_public": codec.dump(self.public), "sordino": self.sordino}
         before = {"earlier_runs": codec.dump(self.earlier)} if self.earlier else {}
         return json.dumps({"format": 2, "run": self.run, **hashes, **declared, **before}, indent=2).encode() + b"\n"
 

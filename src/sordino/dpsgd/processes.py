@@ -1,0 +1,182 @@
+"""Many processes in one private loop (torchrun): one batch, one clipped sum and one noise for all ranks.
+
+    total = sum over ranks r of  sum_{j in rows[r::size]} g_j min(1, C / ||g_j||)     all-reduced in float64
+
+The rows of a batch are drawn once for all ranks. A record's gradient is computed whole on one rank, so clipping needs
+no exchange. Noise is added to the sum of all ranks, from one stream that all of them open: its key is a hash of the
+seed in simulation; for release rank 0 takes a new key from the operating system for each stream, and broadcasts it. So
+all ranks hold the same weights, and the release, its event and its cost are those of one process. Between ranks go
+tensors and JSON; nothing is unpickled. Called by `private_loop`, `loader`, `account` and `optimizer`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sordino.errors import BudgetError, ConfigError, PlanError, RankError
+from sordino.rng import Mode, Secure, Streams, streams
+
+_KEY = 16  # bytes of a stream's key
+_IGNORED = "_ddp_params_and_buffers_to_ignore"  # which DistributedDataParallel reads of the model that it is given
+_FIX = "leave DistributedDataParallel out, or wrap the model before make_private and train with what that returns"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that share a private loop; one process alone by default. All ranks make the same calls."""
+
+    rank: int = 0
+    size: int = 1
+    device: str | torch.device = "cpu"
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Ranks:
+        """Return the default process group of torch.distributed, where the script has initialised one."""
+        if not dist.is_available() or not dist.is_initialized():
+            return cls()
+        return cls(dist.get_rank(), dist.get_world_size(), next(model.parameters()).device)
+
+    def streams(self, mode: Mode, seed: int) -> Streams:
+        """Return the random streams, the same on every rank."""
+        return Secure(self._share_key) if mode == "secure" and self.size > 1 else streams(mode, seed)
+
+    def own_pieces(self, rows: list[int], width: int | None) -> list[list[int]]:
+        """Return this rank's part of a batch in pieces of at most `width` rows; their number is that of every rank."""
+        own, longest = rows[self.rank :: self.size], max(-(-len(rows) // self.size), 1)
+        return [own[i : i + (width or longest)] for i in range(0, longest, width or longest)]
+
+    def add(self, total: Tensor) -> None:
+        """Replace a vector by its sum over all ranks."""
+        if self.size > 1:
+            self._together(dist.all_reduce, total)
+
+    def compare(self, found: Mapping[str, Any]) -> None:
+        """Refuse ranks on which something of this table differs."""
+        if self.size == 1:
+            return
+        digests = b"".join(hashlib.sha256(_text(item)).digest() for item in found.values())
+        every = self._gather(_bytes(digests).view(len(found), -1))
+        for place, name in enumerate(found):
+            other = next((rank for rank, own in enumerate(every) if not torch.equal(own[place], every[0][place])), None)
+            if other is not None:
+                fix = "the same script and files on every rank; seed what is random before it is built"
+                raise ConfigError(f"{name} of rank {other} that differ from those of rank 0", "the same ones", fix)
+
+    def gather(self, found: Any) -> list[Any]:
+        """Return every rank's value of plain data."""
+        body = _text(found)
+        most = max(length for (length,) in self.numbers(len(body)))
+        every = self._gather(_bytes(body.ljust(most)))
+        return [json.loads(own.numpy().tobytes()) for own in every]
+
+    def numbers(self, *own: int) -> list[list[int]]:
+        """Return every rank's list of whole numbers."""
+        return [found.tolist() for found in self._gather(torch.tensor(own))]
+
+    def once(self, call: Callable[[], None]) -> None:
+        """Call on rank 0 alone; what is refused there is refused on every rank."""
+        error: Exception | None = None
+        if self.rank == 0:
+            try:
+                call()
+            except Exception as caught:
+                error = caught
+        refused = "" if self.size == 1 else self.gather("" if error is None else str(error))[0]
+        if error is not None:
+            raise error
+        if refused:
+            raise BudgetError(refused)
+
+    def _share_key(self, key: int) -> int:
+        """Return rank 0's key."""
+        held = _bytes(key.to_bytes(_KEY, "little")).to(self.device)
+        self._together(dist.broadcast, held, src=0)
+        return int.from_bytes(held.cpu().numpy().tobytes(), "little")
+
+    def _gather(self, own: Tensor) -> list[Tensor]:
+        own = own.to(self.device)
+        every = [torch.empty_like(own) for _ in range(self.size)]
+        self._together(dist.all_gather, every, own)
+        return [found.cpu() for found in every]
+
+    def _together(self, call: Callable[..., object], *arguments: object, **options: object) -> None:
+        try:
+            call(*arguments, **options)
+        except RuntimeError as error:  # gloo and NCCL: a connection that closed, or nothing within the timeout
+            reason = str(error).partition("\n")[0]
+            raise RankError(f"rank {self.rank} of {self.size} lost another rank ({reason})", lost=True) from error
+
+
+ALONE = Ranks()
+
+
+def _bytes(body: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(body), dtype=torch.uint8)
+
+
+def _text(item: Any) -> bytes:
+    return item if isinstance(item, bytes) else json.dumps(item, sort_keys=True, default=str).encode()
+
+
+def weights_digest(model: nn.Module) -> bytes:
+    """Return a hash of all parameters and buffers, by name."""
+    found = hashlib.blake2b()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.digest()
+
+
+def group_options(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the settings of an optimizer, without its parameters."""
+    return [{name: item for name, item in group.items() if name != "params"} for group in groups]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model of a DistributedDataParallel: a private loop sums clipped gradients itself."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+class _WrappingRefusal:
+    """What a private model tells DistributedDataParallel to ignore: reading it raises. Copies of the model have ()."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Any:
+        raise wrapping_error()
+
+    def __reduce__(self) -> Any:
+        return tuple, ()
+
+    def __deepcopy__(self, memo: Any) -> tuple[()]:
+        return ()
+
+
+def wrapping_error() -> PlanError:
+    found = "a private model inside DistributedDataParallel, which would average nothing: .grad is set by the step"
+    return PlanError("processes", found, "the model that make_private returned, on every rank", _FIX)
+
+
+def refuse_wrapping(model: nn.Module) -> None:
+    """Make DistributedDataParallel(model) raise."""
+    setattr(model, _IGNORED, _WrappingRefusal())
+
+
+def allow_wrapping(model: nn.Module) -> None:
+    """Undo `refuse_wrapping`."""
+    vars(model).pop(_IGNORED, None)
+
+
+def refuse_active_wrapper() -> None:
+    """Refuse a training pass that DistributedDataParallel runs: its reducer would wait for gradients."""
+    if DistributedDataParallel._active_ddp_module is not None:
+        raise wrapping_error()

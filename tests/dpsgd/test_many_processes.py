@@ -1,0 +1,114 @@
+"""Promises of a private loop of many processes: the model and the certificate of one process, and noise added once."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.dpsgd.as_rank import CASES, REFUSALS, Found, continued, loop
+from tests.pages import blocks, titled
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZE = 3  # ranks: batches of 12 have pieces of different lengths, and batches of 2 leave some rank without a record
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which all ranks, real processes, left what they found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    script = [sys.executable, str(ROOT / "tests" / "dpsgd" / "as_rank.py"), str(folder)]
+    ranks = [
+        subprocess.Popen([*script, str(own), str(SIZE)], env=environment, stderr=subprocess.PIPE, text=True)
+        for own in range(SIZE)
+    ]
+    try:
+        errors = [one.communicate(timeout=600)[1] for one in ranks]
+        assert all(one.returncode == 0 for one in ranks), "\n".join(errors)
+    finally:
+        for one in ranks:
+            one.kill()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(played: Path) -> list[Found]:
+    return [torch.load(played / f"rank{own}.pt", weights_only=False) for own in range(SIZE)]
+
+
+def distance(one: Found, other: Found) -> float:
+    return float((one["weights"] - other["weights"]).abs().max())
+
+
+def comparable(certificate: dict[str, Any]) -> dict[str, Any]:
+    """A certificate without the hash of its ledger, which names the run."""
+    ledger = certificate["ledger"]
+    return {**certificate, "ledger": None if ledger is None else {**ledger, "sha256": ""}}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_many_ranks_and_one_process_give_one_model_and_one_certificate(
+    name: str, found: list[Found], tmp_path: Path
+) -> None:
+    alone = CASES[name](tmp_path)
+    for own in (one["honest"][name] for one in found):
+        assert distance(own, alone) < 1e-6
+        assert torch.equal(own["weights"], found[0]["honest"][name]["weights"])
+        assert comparable(own["certificate"]) == comparable(alone["certificate"])
+
+
+def test_a_ledger_is_charged_once_for_all_ranks_and_refuses_all_of_them(found: list[Found], tmp_path: Path) -> None:
+    alone = CASES["a ledger"](tmp_path)
+    for own in (one["honest"]["a ledger"] for one in found):
+        assert own["charges"] == alone["charges"]
+        assert own["refused"].partition(";")[0] == alone["refused"].partition(";")[0] != ""
+
+
+def test_one_process_continues_a_checkpoint_of_many(played: Path, found: list[Found]) -> None:
+    assert distance(continued(played / "many0.pt"), found[0]["honest"]["a resumed loop"]) < 1e-6
+
+
+def test_secure_noise_is_drawn_once_for_all_ranks(found: list[Found]) -> None:
+    assert all(torch.equal(one["secure"]["weights"], found[0]["secure"]["weights"]) for one in found)
+    assert found[0]["secure"]["std"] == pytest.approx(2.0, rel=0.03)
+
+
+def test_noise_on_every_rank_is_noticed_by_a_comparison_and_by_its_deviation(found: list[Found]) -> None:
+    assert distance(found[0]["noise on every rank"], loop()) > 1e-2
+    assert found[0]["noise on every rank, secure"]["std"] == pytest.approx(2.0 * math.sqrt(SIZE), rel=0.03)
+
+
+def test_a_sum_that_is_not_reduced_is_noticed_by_a_comparison(found: list[Found]) -> None:
+    alone = loop(epochs=1)
+    assert all(distance(one["sum not reduced"], alone) > 1e-3 for one in found)
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_ranks_that_would_not_give_one_model_are_refused_on_every_rank(name: str, found: list[Found]) -> None:
+    for one in found:
+        assert REFUSALS[name][1] in one["refusals"][name]
+        assert "needed" in one["refusals"][name]
+
+
+def test_the_loop_of_the_page_trains_one_model_under_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(titled("docs/dp-sgd.md", "train.py").text)
+    commands = [command for block in blocks(ROOT / "docs" / "dp-sgd.md") for command, _ in block.commands]
+    first, *words = next(command for command in commands if "train.py" in command).split()
+    assert first == "torchrun"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", *words]
+    shown = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert shown.returncode == 0, shown.stderr
+    epsilon, steps = shown.stdout.split()
+    assert 1.9 < float(epsilon) <= 2.0
+    assert int(steps) == 50
+
+
+def test_a_rank_that_ends_is_named_to_the_others(found: list[Found]) -> None:
+    assert [("lost another rank" in one["lost"]) for one in found] == [True] * (SIZE - 1) + [False]
