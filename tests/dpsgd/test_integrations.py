@@ -169,7 +169,7 @@ def test_a_trainer_resumes_from_its_own_checkpoint(stop: int, tmp_path: Path) ->
 def test_a_trainer_pays_for_steps_that_it_takes_again_or_refuses_them(tmp_path: Path) -> None:
     trainer(tmp_path).train()
     again = trainer(tmp_path)
-    with pytest.raises(BudgetError, match="step 10 would overspend"):
+    with pytest.raises(BudgetError, match="step 10 would exceed"):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
