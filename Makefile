@@ -18,6 +18,7 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 tests/device
 
 # A federation of real processes on the loopback, with Flower and the versions it wants. Up to fifteen minutes.
 # FLWR=1.42: the same tests against that version of flwr, in a venv beside the first.
@@ -102,3 +103,8 @@ site: install
 docs: install
 	$(BIN)/python docs/reference.py
 .PHONY: docs
+
+# Everything that only a real accelerator shows: device tests, steps beside Opacus, engine paths, TF32. Writes bench-gpu/.
+.PHONY: bench-gpu
+bench-gpu: install
+	$(BIN)/python benchmarks/device/bench.py $(ARGS)

@@ -83,7 +83,9 @@ def silos(population: int, batch: int, size: int) -> Plan:
 
 def federation(model: nn.Module, x: Tensor, outputs: int, clients: int) -> Task:
     offsets = np.arange(clients + 1, dtype=np.int64) * (len(x) // clients)
-    return Task(model, Clients(Records(x, torch.randint(outputs, (len(x),))), np.arange(len(x), dtype=np.int64), offsets))
+    return Task(
+        model, Clients(Records(x, torch.randint(outputs, (len(x),))), np.arange(len(x), dtype=np.int64), offsets)
+    )
 
 
 def mlp(widths: tuple[int, ...]) -> Task:
@@ -120,7 +122,9 @@ def rows(turns: int) -> None:
             (f"{name} silos: dense, vmap", silo, own, DenseClients, ManyClients, 40, True, True),
         ]
     own = cnn((1, 19, 37), 5, 28)
-    cases.append(("CNN silo: one pass, each record alone", silos(1, 32, 96), own, OneClient, each_alone, 1, False, False))
+    cases.append(
+        ("CNN silo: one pass, each record alone", silos(1, 32, 96), own, OneClient, each_alone, 1, False, False)
+    )
     for name, plan, own, fast, slow, clients, batched, other in cases:
         calls = once(plan, own, fast, clients, batched), once(plan, own, slow, clients, other)
         print(f"{name}: {ratio(*calls, turns):.2f}", flush=True)

@@ -89,6 +89,20 @@ def streams(mode: Mode, seed: int) -> Streams:
     return Seeded(seed) if mode == "simulation" else Secure()
 
 
+@contextmanager
+def forked_rng() -> Iterator[None]:
+    """Restore torch's generators afterwards: the CPU's, and that of the current accelerator where there is one."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    else:
+        with torch.random.fork_rng([torch.accelerator.current_device_index()], device_type=accelerator.type):
+            yield
+
+
 def global_rng_state() -> tuple[Any, Any]:
     """State of the global generators of numpy and Python, which user code may draw from and this package does not."""
     return np.random.get_state(), random.getstate()

@@ -231,13 +231,15 @@ def test_the_certificate_says_what_a_client_in_k_rounds_is_promised() -> None:
         )
     assert told[-1]["chance_of_more"] <= 1e-6 < told[-2]["chance_of_more"]
     assert told[0]["epsilon"] < cohort["epsilon"] < told[-1]["epsilon"]
-    assert any("averaged over those coins" in said for said in found["assumptions"])
+    assert any("averaged over these draws" in said for said in found["assumptions"])
 
 
 def test_the_calculator_says_it_too() -> None:
     found = epsilon_of("poisson", 500, 200, delta=0.002, cohort=50, noise_multiplier=0.95)
-    told = "averaged over the coins; by the number of rounds that a client is in: 23.86 in 20 (chance of more 0."
-    assert told in epsilon_text(found)
+    sentence = (
+        "averaged over the random cohorts; by the number of rounds that a client is in: 23.86 in 20 (chance of more "
+    )
+    assert f"{sentence}0." in epsilon_text(found)
 
 
 def test_laplace_noise_and_a_cap_have_the_line_too() -> None:

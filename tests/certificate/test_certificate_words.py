@@ -1,4 +1,4 @@
-"""Promise: a certificate says in words only what holds of its run: who is protected, by which coins, against whom."""
+"""Promise: a certificate states only what holds of its run: who is protected, by which random draws, against whom."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sordino.certificate.facts import Facts
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, Sampler
 from sordino.plan import Plan
 
-COINS = "the coins that choose a cohort stay secret from the adversary of the first line"
+DRAWS = "the random draws of the cohorts stay secret from the adversary of the first line"
 NONE = {"kind": "no_noise"}
 
 
@@ -43,11 +43,11 @@ def said(plan: Plan) -> dict[str, Any]:
         (planned(CENTRAL, FixedSize(40, 8)), {"filtered": True}, False),  # where the run ends tells who was drawn
     ],
 )
-def test_secret_coins_are_assumed_only_by_a_line_that_they_amplify(
+def test_secret_draws_are_assumed_only_by_a_line_that_they_amplify(
     plan: Plan, facts: dict[str, Any], secret: bool
 ) -> None:
     found = made(plan, **facts)
-    assert (COINS in found["assumptions"]) == secret
+    assert (DRAWS in found["assumptions"]) == secret
     models, cohort, _ = found["adversaries"]
     assert (models["events"] != cohort["events"]) == secret
 

@@ -115,7 +115,7 @@ def test_every_assumption_and_every_gap_of_the_certificate_is_a_sentence(central
         assert len(texts) >= 3
         assert [sentence.lower() for sentence in sentences] == [f"{text}.".lower() for text in texts]
         assert all(sentence[0].isupper() for sentence in sentences)
-    assert any("coins" in sentence for sentence in found["assumed"])
+    assert any("random draws" in sentence for sentence in found["assumed"])
     assert any("tuning is not accounted" in sentence for sentence in found["not_covered"])
 
 

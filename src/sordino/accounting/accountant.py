@@ -1,15 +1,15 @@
 """The accountant: events in, epsilon out, and delta at an epsilon. Costs, calibration, ledgers and audits call it.
 
 First bound: the dominating pairs that the events state, composed as privacy loss distributions (`pld`), rounded up
-throughout, on a grid refined until epsilon moves by less than 1%; sums of Gaussians, single releases and repeated
+throughout, on a grid refined until epsilon changes by less than 1%; sums of Gaussians, single releases and repeated
 (epsilon, delta) pairs need no grid. Second bound: Renyi divergences (RDP), where the events state them. The best of a
-random number of trials has no other proof: there they are the first bound.
+random number of trials has no other proof: there Renyi divergences are the first bound.
 
-Google's dp_accounting is a third opinion, in the tests only: its RDP under replace-one forgets that the sensitivity is
-2, a coarse grid of its PLD can triple a small epsilon, and the rounding of its transform, which is in no bound,
-decides epsilon at a small delta (tests/accounting/test_accounting_library.py).
+The tests compare with Google's dp_accounting, which is not used here: its RDP under replace-one ignores that the
+sensitivity is 2, a coarse grid of its PLD can triple a small epsilon, and the rounding of its transform, which is in no
+bound, decides epsilon at a small delta (tests/accounting/test_accounting_library.py).
 
-Last, which delta may be stated: small against one over the number of units.
+The last section checks that a stated delta is small against 1 / (number of units).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def epsilon(entries: Entries, relation: Relation, delta: float) -> Epsilon:
 def bound(
     entries: Entries, relation: Relation, delta: float, grid: float | None = None, rough: bool = False
 ) -> Epsilon:
-    """Return the first bound alone, on a step `grid` or, by default, on a grid that is refined unless `rough`."""
+    """Return the bound by privacy loss distributions, with grid step `grid` or, by default, refined unless `rough`."""
     entries = tuple((event, count) for event, count in entries if count)
     if not all(event.protects for event, _ in entries):
         return Epsilon(math.inf, "none")
@@ -95,7 +95,7 @@ def bound(
 
 
 def check_provable(plan: Plan, delta: float, deltas: tuple[float, ...] = ()) -> None:
-    """Refuse a plan that accounting cannot bound, before anything of it runs; the bound is cached."""
+    """Refuse a plan for which no epsilon can be proved, before the plan runs."""
     for line in plan.forecast.lines:
         for own in {deltas[silo] for silo in line.silos or range(len(deltas))} if deltas else {delta}:
             bound(line.entries, line.relation, own)
@@ -107,7 +107,7 @@ def delta_at(entries: Entries, relation: Relation, at: float) -> float:
 
 
 def deltas_at(entries: Entries, relation: Relation, epsilons: Sequence[float]) -> list[float]:
-    """Return the smallest delta proved at each epsilon, negative ones too: the curve that bounds every attack."""
+    """Return the smallest delta proved at each epsilon (negative too): the privacy profile."""
     entries = tuple((event, count) for event, count in entries if count)
     if not all(event.protects for event, _ in entries):
         return [1.0 for _ in epsilons]
@@ -140,7 +140,7 @@ def dominating_mu(entries: Entries, relation: Relation) -> float:
 
 
 def _repeated_pair(entries: Entries) -> tuple[tuple[float, float], int] | None:
-    """The (epsilon, delta) pair and its count, where all entries are one event that is known by such a pair alone."""
+    """Return ((epsilon, delta), count) if the entries are one repeated event that states only such a pair."""
     count, pair = entries[0][1], entries[0][0].proved_pair
     return (pair, count) if len(entries) == 1 and count <= pld.MOST_PAIRS and pair is not None else None
 
@@ -149,7 +149,7 @@ def _repeated_pair(entries: Entries) -> tuple[tuple[float, float], int] | None:
 
 
 def _alternatives(entries: Entries, relation: Relation, delta: float) -> list[Composed]:
-    """Dominating pairs of all entries together, in each order of neighbours; several where an event states several."""
+    """Return lists of dominating pairs of all entries, per order of neighbours; each list alone gives a valid bound."""
     share = max(delta, 0.0) / max(1, sum(count for event, count in entries if event.spends_delta))
     found = [(event.pairs(relation, share), count) for event, count in entries]
     for (event, _), (ways, _) in zip(entries, found, strict=True):
@@ -166,7 +166,7 @@ def _alternatives(entries: Entries, relation: Relation, delta: float) -> list[Co
 
 @lru_cache(maxsize=256)
 def _on_grid(composed: Composed, delta: float, grid: float | None, rough: bool) -> tuple[float, float | None]:
-    """Epsilon on the step `grid` or, by default, on steps quartered until epsilon falls by less than 1%."""
+    """Return epsilon with grid step `grid` or, by default, with steps quartered until epsilon falls by less than 1%."""
     if all(len(order) == 1 and order[0][1] == 1 for order in composed):
         return max(pld.single_epsilon(order[0][0], delta) for order in composed), None
     tail = max(delta * _SPARE / sum(count for _, count in composed[0]), 1e-300)
@@ -185,7 +185,7 @@ def _on_grid(composed: Composed, delta: float, grid: float | None, rough: bool) 
 def _on_steps(
     composed: Composed, steps: list[float], tail: float, ask: Callable[[pld.Composition], Answer]
 ) -> list[Answer]:
-    """Answers of each order of neighbours on its own step; `steps` become coarser if a grid has too many points."""
+    """Apply `ask` to the composition of each order of neighbours; enlarge `steps` if a grid has too many points."""
     while True:
         try:
             return [ask(_composition(order, step, tail)) for order, step in zip(composed, steps, strict=True)]
@@ -199,9 +199,10 @@ def _composition(order: tuple[tuple[Pair, int], ...], step: float, tail: float) 
 
 
 def _curve(composed: Composed, epsilons: Array) -> Array:
-    """delta at each epsilon >= 0, of the worse order of neighbours.
+    """Return delta at each epsilon >= 0, of the worse order of neighbours.
 
-    Where the grid is too fine for some epsilons, it is a bound at all of them, 1 at worst, beside the coarser grid.
+    Where the fine grid is too large for some epsilons, the minimum of fine and coarse grid is returned: both are
+    bounds.
     """
     if all(len(order) == 1 and order[0][1] == 1 for order in composed):
         return np.asarray(np.maximum.reduce([pld.single_deltas(order[0][0], epsilons) for order in composed]))
@@ -232,13 +233,13 @@ def rdp_epsilon(entries: Entries, relation: Relation, delta: float) -> float | N
 
 
 def _divergences(entries: Entries, relation: Relation) -> Array:
-    """Renyi divergences of all entries together; refused where an event states none."""
+    """Return the Renyi divergences of all entries together; refuse an event that states none."""
     total = np.zeros_like(renyi.ORDERS)
     for event, count in entries:
         one = event.renyi(relation) if count else total
         if one is None:
-            found = f"no Renyi bound for {event} when neighbours {relation}, and tuning is proved by no other"
-            raise PlanError("accounting", found, "Gaussian or Laplace noise, sampled as its relation allows, or less")
+            found = f"no Renyi divergences for {event} under {relation} neighbours, which private tuning needs"
+            raise PlanError("accounting", found, "Gaussian or Laplace noise, with a sampler that has a Renyi bound")
         with np.errstate(over="ignore", invalid="ignore"):
             total = total + count * one
     return total
@@ -248,12 +249,12 @@ def _divergences(entries: Entries, relation: Relation) -> Array:
 
 
 def largest_delta(population: int) -> float:
-    """population^-1.1, the largest delta that is accepted without an override."""
+    """Return population^-1.1, the largest delta that is accepted without an override."""
     return float(population**-1.1) if population > 1 else 1e-5
 
 
 def default_delta(population: int) -> float:
-    """min(population^-1.1, 1e-3): of five units the first is .17, one chance in six to reveal everything."""
+    """Return min(population^-1.1, 1e-3); for five units population^-1.1 would be 0.17, which protects little."""
     return min(largest_delta(population), LARGEST_DEFAULT)
 
 
@@ -267,7 +268,7 @@ def check_delta(delta: float, population: int, override: bool) -> None:
 
 
 def check_deltas(plan: Plan, delta: float, deltas: tuple[float, ...], override: bool) -> None:
-    """Refuse deltas by `check_delta`: one for all, or each silo's against the number of its own records."""
+    """Apply `check_delta` to the one delta of a plan, or to each silo's delta and number of records."""
     if not deltas:
         return check_delta(delta, plan.units, override)
     if len(deltas) != plan.clients.population:
@@ -277,18 +278,18 @@ def check_deltas(plan: Plan, delta: float, deltas: tuple[float, ...], override: 
 
 
 def silo_deltas(plan: Plan) -> tuple[float, ...]:
-    """Default delta of every silo by its size, where records are the unit and silos differ in size; else empty."""
+    """Return every silo's default delta, if the unit is a record and silos differ in size; otherwise an empty tuple."""
     reads = plan.local.reads
     return () if reads is None or len(set(reads.sizes)) < 2 else tuple(default_delta(size) for size in reads.sizes)
 
 
 def few(population: int) -> bool:
-    """Whether a population is too small for population^-1.1 to be a default delta."""
+    """Return whether a population is so small that population^-1.1 exceeds the largest default delta."""
     return largest_delta(population) > LARGEST_DEFAULT
 
 
 def meaning_of_delta(delta: float, population: int, unit: str) -> str:
-    """Say in one sentence what a delta allows in a small population: a unit revealed with probability delta."""
+    """Return a sentence that says what a delta means in a small population."""
     chance, expected = upto(delta, 2), upto(delta * population, 2)
     return (
         f"delta {chance} for {population} {unit}s: with probability up to {chance} anything about one {unit} may be "

@@ -1,9 +1,8 @@
 """Calibration: noise multiplier, rounds or cohort of a plan for a target epsilon. `so.calibrate` and the CLI call it.
 
-Epsilon falls with the noise multiplier and grows with rounds and cohort, so each search narrows a bracket. It begins
-where the central limit theorem puts the answer, which decides nothing else; goes on with the first grid, which only
-ever overstates epsilon (by 0.2% or so); and ends on the refined one. A part that has noise states itself how it takes
-another noise multiplier.
+Epsilon falls with the noise multiplier and grows with rounds and cohort, so each search narrows a bracket. The search
+begins at an estimate by the central limit theorem, continues with a coarse grid, which only overstates epsilon (by
+about 0.2%), and ends with the refined grid. A part with noise defines how to set another noise multiplier.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _LEAST, _MOST = 1e-2, 1e5  # noise multipliers searched
 
 
 def noise_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float:
-    """Return the smallest noise multiplier, to 0.5% in epsilon, whose line costs at most `epsilon` at `delta`."""
+    """Return the smallest noise multiplier (to 0.5% in epsilon) for which `line_of` costs at most (epsilon, delta)."""
     _check_target(epsilon, delta)
 
     @cache
@@ -50,12 +49,12 @@ def noise_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: fl
 
 
 def rounds(line_of: Callable[[int], Line], epsilon: float, delta: float, most: int = 1_000_000) -> int:
-    """Return the largest number of rounds whose line costs at most `epsilon` at `delta`."""
+    """Return the largest number of rounds for which `line_of` costs at most (epsilon, delta)."""
     return _largest(line_of, epsilon, delta, most, "round", "more noise")
 
 
 def cohort(line_of: Callable[[int], Line], epsilon: float, delta: float, population: int, least: int = 1) -> int:
-    """Return the largest cohort, from `least` on, whose line costs at most `epsilon` at `delta`."""
+    """Return the largest cohort size, at least `least`, for which `line_of` costs at most (epsilon, delta)."""
     return _largest(line_of, epsilon, delta, population, "client", "more noise or fewer rounds", least)
 
 
@@ -63,7 +62,7 @@ def _check_target(epsilon: float, delta: float) -> None:
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise UnreachableError(f"epsilon {epsilon}", "a positive finite epsilon")
     if not 0 <= delta < 1:
-        raise UnreachableError(f"delta {delta}", "a delta in [0, 1)", "use population ** -1.1")
+        raise UnreachableError(f"delta {delta}", "a delta in [0, 1)", "population ** -1.1 is a usual choice")
 
 
 def _epsilon(line: Line, delta: float, rough: bool = False) -> float:
@@ -71,7 +70,7 @@ def _epsilon(line: Line, delta: float, rough: bool = False) -> float:
 
 
 def _bracketed(cost: Callable[[float], float], target: float, bracket: tuple[float, float], slack: float) -> float:
-    """Root of cost(z) = target on a log scale, approached from the safe side to within `slack` of the target."""
+    """Return z with cost(z) <= target, within `slack` of it in log(cost); `cost` falls with z."""
     low, high = bracket
     while cost(high) > target:
         low, high = high, high * 2
@@ -101,7 +100,7 @@ def _log_ratio(cost: float, target: float) -> float:
 def _largest(
     line_of: Callable[[int], Line], epsilon: float, delta: float, most: int, what: str, fix: str, least: int = 1
 ) -> int:
-    """Largest n in [least, most] that costs at most epsilon."""
+    """Return the largest n in [least, most] whose epsilon is at most the target."""
     _check_target(epsilon, delta)
     found = _clt_count(line_of, epsilon, delta, least, most)
     for rough in (True, False):
@@ -117,7 +116,7 @@ def _largest(
 
 
 def _crossing(over: Callable[[int], float], n: int, low: int, high: int) -> int:
-    """The last whole number before `over`, which grows, is above 0; called only strictly between low and high."""
+    """Return the largest integer n with over(n) <= 0, for an increasing `over`, called only between low and high."""
     slope, known = 0.5, None  # of over against log n: epsilon grows about as the square root of the rounds
     for step in itertools.count(1):
         if high - low <= 1:
@@ -136,7 +135,7 @@ def _crossing(over: Callable[[int], float], n: int, low: int, high: int) -> int:
 
 
 def _clt_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float | None:
-    """Noise multiplier by the central limit theorem; None if an event has no estimate."""
+    """Estimate the noise multiplier by the central limit theorem; None if an event has no estimate."""
     wanted, low, high = _mu_of_epsilon(epsilon, delta), math.log(_LEAST), math.log(_MOST)
     for _ in range(24):
         middle = (low + high) / 2
@@ -148,7 +147,7 @@ def _clt_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: flo
 
 
 def _clt_count(line_of: Callable[[int], Line], epsilon: float, delta: float, least: int, most: int) -> int:
-    """Largest count by the central limit theorem; `least` if an event has no estimate."""
+    """Estimate the largest count by the central limit theorem; `least` if an event has no estimate."""
     wanted, low, high = _mu_of_epsilon(epsilon, delta), least, 2 * least
     while high <= most and (_clt_mu(line_of(high)) or math.inf) <= wanted:
         low, high = high, 2 * high
@@ -160,7 +159,7 @@ def _clt_count(line_of: Callable[[int], Line], epsilon: float, delta: float, lea
 
 
 def _mu_of_epsilon(epsilon: float, delta: float) -> float:
-    """mu of the Gaussian release that costs epsilon at delta."""
+    """Return mu of the Gaussian release that costs exactly (epsilon, delta)."""
     low, high = 1e-9, 1e3
     for _ in range(50):
         middle = math.sqrt(low * high)
@@ -170,7 +169,7 @@ def _mu_of_epsilon(epsilon: float, delta: float) -> float:
 
 
 def _clt_mu(line: Line) -> float | None:
-    """mu of many rounds, by the central limit theorem for each event."""
+    """Estimate mu of all rounds together by the central limit theorem; None if an event has no estimate."""
     squares = [(event.clt_mu_squared(line.relation), count) for event, count in line.entries]
     if any(square is None for square, _ in squares):
         return None
@@ -181,7 +180,7 @@ def _clt_mu(line: Line) -> float | None:
 
 
 def _with_noise(plan: Plan, noise: float | tuple[float, ...]) -> dict[str, Any]:
-    """The part of a plan that adds the noise, with another noise multiplier, or with one for every silo."""
+    """Return the plan's noisy part, by field name, with another noise multiplier, or with one for every silo."""
     name = "local" if isinstance(plan.bound, AlreadyPrivate) else "release"
     part = plan.local if name == "local" else plan.release
     return {name: part.with_noise_multipliers(noise) if isinstance(noise, tuple) else part.with_noise_multiplier(noise)}
@@ -216,7 +215,7 @@ def calibrate(plan: Plan, *, epsilon: float, delta: float | None = None, free: s
 
 
 def _weakest(plan: Plan, delta: float, free: str) -> int:
-    """The silo whose line decides: with one noise multiplier for all the smallest, whose records are read most."""
+    """Return the silo with the largest epsilon; with one noise multiplier for all silos, that is the smallest silo."""
     lines = plan.cost().of("models")
     if free == "noise_multiplier" or len(lines) == 1:
         return 0 if plan.local.reads is None else int(np.argmin(plan.local.reads.sizes))

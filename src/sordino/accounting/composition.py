@@ -4,7 +4,7 @@
     cohort    also sees who took part in which round
     messages  sees every message as it leaves the client
 
-Each adversary has the neighbouring relation that is valid for it. A forecast and the cost of a run are one function;
+Each adversary has the neighbouring relation that is valid for it. Forecast and final cost are computed by one function;
 they differ only in `Participation`.
 
 Private hyperparameter selection (`Selection`, `sordino tune --private`): a trial draws a candidate with public
@@ -45,7 +45,7 @@ LOST = 1e-15  # of delta, for rounds of several steps that one draw decides
 
 @dataclass(frozen=True)
 class Participation:
-    """How often the data was used: releases, and the rounds of the client that was in most of them.
+    """How often the data were used: number of releases, and rounds of the client with the most rounds.
 
     max_participations   rounds that certainly included the client: by a public sampler, or as drawn where cohorts are
                          seen
@@ -68,7 +68,7 @@ class Participation:
 
     @classmethod
     def planned(cls, clients: Sampler, rounds: int, repeated: tuple[int, ...] = ()) -> Participation:
-        """Return the participation of a run of `rounds` rounds, and of those that were run again."""
+        """Return the participation of a planned run of `rounds` rounds, with the given rounds repeated."""
         if not clients.random:
             sure, sampled = clients.participations_with_repeats(rounds, repeated), 0
         else:  # a random sampler that states no rate may include a client in every round
@@ -78,7 +78,7 @@ class Participation:
 
     @property
     def unnamed(self) -> int:
-        """Number of repeated rounds that are not listed in `repeated`: they may have been any client's."""
+        """Number of repeated rounds that `repeated` does not list; any client may have been in these rounds."""
         return max(self.repeats - len(self.repeated), 0)
 
     @property
@@ -93,20 +93,20 @@ class Participation:
 
     @property
     def if_always_sampled(self) -> Participation:
-        """The participation if sampling included every client whenever it could."""
+        """Participation of a client that every sampled round included (the worst case)."""
         each, most = (count + self.sampled_rounds for count in self.per_client), self.max_participations
         return replace(self, max_participations=most + self.sampled_rounds, per_client=tuple(each), sampled_rounds=0)
 
 
 def repeated_rounds(charged: Iterable[int]) -> tuple[int, ...]:
-    """Return the rounds of a chain of charges that were run again: once for each time after the first."""
+    """Return the rounds that occur more than once in a chain of charges, once for each repetition."""
     found = Counter(charged)
     return tuple(sorted((found - Counter(set(found))).elements()))
 
 
 @dataclass(frozen=True)
 class Line:
-    """Events and counts that `adversary` sees when the data changes by `relation`; of `silos`, or of all if empty."""
+    """Events and counts that one adversary sees, for one neighbouring relation; for `silos`, or all if empty."""
 
     adversary: Adversary
     relation: Relation
@@ -118,7 +118,8 @@ class Line:
 class Cost:
     """All releases of a run, per adversary; `unit` is what one neighbour may change.
 
-    Where silos differ, an adversary has a line for each kind: a neighbour changes one silo, so the worst counts.
+    Where silos differ, an adversary has one line per kind of silo; a neighbour changes one silo, so the worst line
+    counts.
     """
 
     unit: Unit
@@ -128,7 +129,7 @@ class Cost:
         return tuple(line for line in self.lines if line.adversary == adversary)
 
     def line(self, adversary: Adversary, silo: int = 0) -> Line:
-        """Return the line of one adversary, for one silo where silos differ."""
+        """Return one adversary's line, or its line for `silo` where silos differ."""
         return next(line for line in self.of(adversary) if not line.silos or silo in line.silos)
 
 
@@ -136,7 +137,7 @@ class Cost:
 
 
 def client_cost(clients: Sampler, release: Release, participation: Participation, only: int | None = None) -> Cost:
-    """Return the cost of a client-level plan, or of one client: amplified where sampler and release hide the cohort.
+    """Return the cost of a client-level plan, or of one client; sampling amplifies where the cohort stays hidden.
 
     To one who sees the cohort a client can be zeroed out or, where its presence was never in doubt, replaced; round by
     round, or all rounds that share their noise as one event. Where sampling amplifies rounds that share their noise,
@@ -161,7 +162,7 @@ def client_cost(clients: Sampler, release: Release, participation: Participation
 
 
 def _rounds(clients: Sampler, event: Event, participation: Participation, client: int | None = None) -> Entries:
-    """The rounds of one client: `event` for those that certainly included it, publicly sampled for the others."""
+    """Return one client's events: `event` for rounds that certainly included it, `PubliclySampled` for the others."""
     own = client is not None and participation.per_client
     sure = participation.per_client[client or 0] if own else participation.max_participations
     if not participation.sampled_rounds:
@@ -172,16 +173,16 @@ def _rounds(clients: Sampler, event: Event, participation: Participation, client
 
 
 def _with_repeats(release: Release, allowed: Patterns, participation: Participation) -> Entries:
-    """Events of all rounds; where rounds share their noise, a further event for every round that was run again.
+    """Return the events of all rounds; under correlated noise, one more event for every repeated round.
 
-    Where every round has noise of its own, `max_participations` includes the rounds that were run again.
+    With independent noise per round, `max_participations` already includes the repeated rounds.
     """
     entries, repeats = release.run_events(allowed), max(participation.repeats, len(participation.repeated))
     return (*entries, (release.repeated_event(allowed), repeats)) if release.correlated and repeats else entries
 
 
 def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *own: tuple[float, ...]) -> range:
-    """Every client, where tuples state something of each, or a foreign part may; else one client for all."""
+    """Return the clients whose cost must be computed: all if clients may differ, otherwise one for all."""
     if only is not None:
         return range(only, only + 1)
     differ = any(len(each) > 1 for each in own) or bool(foreign(parts))
@@ -189,7 +190,7 @@ def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *o
 
 
 def _message_cost(clients: Sampler, release: Release, participation: Participation, only: int | None) -> Cost:
-    """The cost where every client noises its own message: a line for each kind of noise and number of rounds."""
+    """Return the cost where every client adds its own noise: one line per kind of noise and number of rounds."""
     kinds: dict[Entries, list[int]] = {}
     for client in _one_of_each(clients, only, (release,), release.noise_multipliers, participation.per_client):
         rounds = _rounds(clients, release.own_event(client), participation, client)
@@ -208,7 +209,7 @@ def _message_cost(clients: Sampler, release: Release, participation: Participati
 def record_cost(
     clients: Sampler, local: LocalSolver, release: Release, participation: Participation, only: int | None = None
 ) -> Cost:
-    """Return the cost of a record-level plan, or of one silo: only the sampling of records amplifies."""
+    """Return the cost of a record-level plan, or of one silo; only the sampling of records amplifies."""
     reads = _record_sampler(local)
     kinds: dict[tuple[Entries, ...], list[int]] = {}
     if release.correlated:  # rounds that share their noise have no cost of single rounds
@@ -232,7 +233,7 @@ def _record_sampler(local: LocalSolver) -> RecordSampler:
 def _silo_cost(
     clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int
 ) -> tuple[Entries, ...]:
-    """Entries of one record of a silo, for each adversary."""
+    """Return the events of one record of a silo, for each adversary."""
     times = reads_of(clients, local, release, participation, silo)
     if release.correlated:
         rounds = max(participation.distinct, 1)
@@ -261,7 +262,7 @@ def _silos_are_seen(clients: Sampler, release: Release) -> bool:
 
 
 def _steps(local: LocalSolver) -> int:
-    """Number of releases that one round makes of a record."""
+    """Return how many releases one round makes of a record."""
     spent = local.bound()
     return spent.count if isinstance(spent, AlreadyPrivate) else 1
 
@@ -269,9 +270,9 @@ def _steps(local: LocalSolver) -> int:
 def _record_rounds(
     clients: Sampler, local: LocalSolver, participation: Participation, event: Event, times: int, silo: int
 ) -> Entries:
-    """`times` certain reads of one record, and those of rounds whose public sampling may include its silo.
+    """Return the events of `times` certain reads of one record, and of rounds that may include its silo at random.
 
-    Several steps of a round share one draw. They are charged for k rounds, and P[Bin > k] <= 1e-15 as lost.
+    Steps of one round share one draw of the silo: k rounds are charged, and P[Bin > k] <= 1e-15 is added to delta.
     """
     reads, steps, rate = _record_sampler(local), _steps(local), clients.inclusion_rate
     assert rate is not None
@@ -287,7 +288,7 @@ def _record_rounds(
 
 
 def record_patterns(clients: Sampler, local: LocalSolver, releases: int, times: int, silo: int) -> Patterns:
-    """Return the patterns of rounds that may read one record, separated like its silo's rounds or its batches."""
+    """Return the participation patterns of one record: separated by its silo's sampling or by its batches."""
     apart = max(clients.min_separation or 1, _record_sampler(local).min_separation(silo) or 1)
     return Patterns(max(releases, times, 1), times, apart)
 
@@ -304,9 +305,9 @@ def reads_of(clients: Sampler, local: LocalSolver, release: Release, participati
 
 
 def _read_again(local: LocalSolver, participation: Participation, steps: int, silo: int) -> int:
-    """Largest number of further reads of one record in repeated rounds, listed or not.
+    """Return the largest number of additional reads of one record in repeated rounds.
 
-    Steps of one epoch read disjoint records, so of an epoch the step that was run again most often counts.
+    Steps of one epoch read disjoint records, so only the most repeated step of each epoch counts.
     """
     reads, unnamed = _record_sampler(local), participation.unnamed
     times = Counter(step for t in participation.repeated for step in range(t * steps, (t + 1) * steps))
@@ -342,15 +343,15 @@ def binomial_within(allowed: NDArray[np.int64], rounds: int, rate: float) -> NDA
 
 
 def has_curator(unit: Unit, release: Release) -> bool:
-    """Whether a curator sees the clients' clean messages and noises their sum; else every client noises its own."""
+    """Return whether a trusted curator adds noise to the sum of messages; otherwise every client adds its own noise."""
     return unit == "client" and not release.message_event().protects
 
 
 def with_preparations(cost: Cost, prepare: tuple[Preparation, ...], release: Release, times: int) -> Cost:
-    """Return the cost with all that was released of everybody before the first round, `times` times.
+    """Return the cost with the releases before round 1 (column histograms) added, `times` times.
 
-    Nothing amplifies these releases: they use all units. Where a curator noises the sum, an adversary who reads
-    messages reads them all.
+    These releases use all units, so sampling does not amplify them. If a curator adds noise to the sum, an adversary
+    who reads messages sees them without noise.
     """
     if not prepare:
         return cost
@@ -365,7 +366,7 @@ def with_preparations(cost: Cost, prepare: tuple[Preparation, ...], release: Rel
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Private selection of a run: `over` which keys, `by` which score; `id` names the selection in a ledger."""
+    """Private selection of the best trial: tuned settings `over`, score `by`, and the selection's `id` in a ledger."""
 
     id: str
     trials: Trials
@@ -374,7 +375,6 @@ class Selection:
 
     @property
     def assumed(self) -> list[str]:
-        """Assumptions under which the cost of the selection holds."""
         return [
             f"this run is the best, by {self.by}, of a random number of trials ({self.trials.law.replace('_', ' ')}, "
             f"{self.trials.mean:g} on average) over {', '.join(self.over)}, each with the same cost",
@@ -392,10 +392,10 @@ def cost_of_best(cost: Cost, selection: Selection | None) -> Cost:
         if entries and all(event.protects for event, _ in entries):
             if len(entries) > 1:
                 found, fix = (
-                    f"a trial of {len(entries)} kinds of events",
+                    f"a trial whose cost has {len(entries)} kinds of events",
                     "tune on public data: sordino tune without --private",
                 )
-                raise PlanError("tuning", found, "one kind of event", fix)
+                raise PlanError("tuning", found, "trials with a single kind of event, which private tuning needs", fix)
             ((event, count),) = entries
             line = replace(line, entries=((Tuned(event, count, selection.trials), 1),))
         lines.append(line)

@@ -1,9 +1,9 @@
-"""Events: releases as data that can be counted, hashed and written. Parts state them, `accountant` bounds epsilon.
+"""Events: descriptions of releases, from which `accountant` computes epsilon. The parts of a plan create them.
 
 Noise multipliers are relative to the message's bound (the unit ball), for a sensitivity of 1. Where a client may be
 replaced, not only removed, the sensitivity is 2.
 
-An event bounds what it reveals by three statements:
+An event bounds its privacy loss by three methods:
 
     pairs  distributions that dominate one release in both orders of neighbours (`pairs`); composed exactly
     mu     a Gaussian release N(mu, 1) against N(0, 1) that dominates it, if there is one
@@ -59,7 +59,7 @@ class Event(Part):
     seen_sampling: tuple[float, Event] | None = None
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
-        """Return dominating pairs, each of them a bound; none: there is no proof by privacy losses.
+        """Return dominating pairs, each a valid bound; an empty tuple if there is no proof by privacy losses.
 
         `share` is the delta that one release may spend on the distance to what its pair dominates
         (`Pair.total_variation`).
@@ -79,7 +79,7 @@ class Event(Part):
         return None
 
     def clt_mu_squared(self, relation: Relation) -> float | None:
-        """Return mu^2 of one of many rounds by the central limit theorem (Bu, Dong, Long, Su 2020): no bound."""
+        """Estimate mu^2 of one of many rounds by the central limit theorem (Bu, Dong, Long, Su 2020); not a bound."""
         size = min(self.mu(relation), self.pure(relation))
         return size**2 if size < 1e150 else None
 
@@ -98,7 +98,7 @@ class GaussianNoise(Event, kind="gaussian"):
         return (Orders.symmetric(pairs.Gauss(self.mu(relation))),)
 
     def mu(self, relation: Relation) -> float:
-        """Sensitivity / noise multiplier; next to no noise gives a very large number, not an infinite one."""
+        """Return sensitivity / noise multiplier, at most 1e300."""
         noise = self.noise_multiplier
         return min(sensitivity(relation) / noise, 1e300) if noise > 0 else 1e300
 
@@ -129,7 +129,7 @@ class _Amplified(Event):
     event: Event
 
     def clt_mu_squared(self, relation: Relation) -> float | None:
-        """Return q^2 (exp(mu^2) - 1), mu^2 of the sampled event."""
+        """Return q^2 (exp(mu^2) - 1), with mu of the event before sampling."""
         inner = self.event.clt_mu_squared(relation)
         return None if inner is None or self.inclusion is None else self.inclusion**2 * math.expm1(min(inner, 100.0))
 
@@ -345,7 +345,7 @@ class Approximate(Event, kind="approximate"):
 class Tuned(Event, kind="tuned"):
     """The best of a random number of trials (`trials`), each `count` times `event`; no other trial is released.
 
-    It has a Renyi bound only, and only if `event` has one. A published table of trials is composition instead.
+    Only a Renyi bound exists, and only if `event` has one. If all trials are published, their costs compose instead.
     """
 
     event: Event
@@ -355,7 +355,8 @@ class Tuned(Event, kind="tuned"):
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.event.only_renyi:
-            raise ConfigError(f"a trial of {self.count} times {self.event.kind!r}", "at least one event, tuned once")
+            found = f"a trial of {self.count} times {self.event.kind!r}"
+            raise ConfigError(found, "a count of at least 1 of an untuned event")
 
     @property
     def protects(self) -> bool:  # type: ignore[override]
@@ -377,10 +378,10 @@ class Unprotected(Event, kind="unprotected"):
 
 
 def _mirror_pairs(event: Event, relation: Relation, share: float) -> tuple[pairs.Pair, ...]:
-    """Return the pairs of an event that sampling may mix: stated for both orders of neighbours, own mirror images.
+    """Return the pairs of an event that can be amplified by sampling: valid in both orders, and symmetric.
 
-    The proofs need only that a pair dominates both orders. It must be its own mirror image besides: a pair that is not
-    was most likely proved for one order alone, and would be amplified in the other without a proof.
+    The proofs need only a pair that dominates both orders. Symmetry is required as a safeguard: an asymmetric pair
+    was most likely proved for one order only.
     """
     found = event.pairs(relation, share) if event.protects else ()
     return tuple(one.removed for one in found if one.removed == one.added and pairs.is_own_mirror(one.removed))
@@ -388,13 +389,13 @@ def _mirror_pairs(event: Event, relation: Relation, share: float) -> tuple[pairs
 
 def no_bound(event: Event, relation: Relation) -> PlanError:
     """Return the error for an event that has no bound under a neighbouring relation."""
-    found = f"no accountant for {event} when neighbours {relation}"
-    needed = "an event with a proved bound; one that is sampled needs a pair that is its own mirror image"
+    found = f"no privacy bound for {event} under {relation} neighbours"
+    needed = "an event with a dominating pair; a sampled event needs a pair that is its own mirror image"
     return PlanError("accounting", found, needed)
 
 
 def has_bound(event: Event, relation: Relation) -> bool:
-    """Whether an event states a bound, or that it guarantees nothing, when neighbours differ by `relation`."""
+    """Return whether an event has a bound (possibly infinite) for neighbours that differ by `relation`."""
     if not event.protects:
         return True
     return event.renyi(relation) is not None if event.only_renyi else bool(event.pairs(relation))

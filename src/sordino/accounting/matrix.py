@@ -5,7 +5,7 @@ models too, is post-processing. As X + C^-1 Z it is each round's sum with noise 
 client changes it by at most  ||sum_{t in its rounds} C[:, t] u_t||,  ||u_t|| <= 1: the sensitivity (`sensitivity`).
 C is lower triangular and, but for the binary tree, Toeplitz: stated by its first column c. Plain arrays only.
 
-Bands and buffers are found by L-BFGS with the gradient written out. Minimised is
+Bands and buffers are found by L-BFGS with an explicit gradient. The objective is
 
     log sens(c)^2 + log mean_t ||row t of A C^-1||^2,    c_0 = 1,
 
@@ -16,7 +16,7 @@ as scaling C changes neither the noise of the models nor the privacy. With m = A
 Bands that drift over a run: column s of P is c + sqrt(s / T) d, cut off at the last round, and C = P N^-1.
 
 N has the lengths of P's columns, so all columns of C have length 1 and, where bands do not overlap, no choice of c and
-d changes the sensitivity. Minimised is  log mean_t ||row t of A N P^-1||^2.  With R = P^-1, M = A N R,
+d changes the sensitivity. The objective is  log mean_t ||row t of A N P^-1||^2.  With R = P^-1, M = A N R,
 L = P^-T N A^T M,
 
     grad P_{s+j, s} = -2 sum_u L_{s+j, u} R_{s, u} + 2 (sum_u (A^T M)_{s, u} R_{s, u}) P_{s+j, s} / N_s.
@@ -44,19 +44,19 @@ _DRIFT_STEPS, _DRIFT_TOLERANCE = 100, 1e-7
 
 
 def product(a: Floats, b: Floats, rounds: int) -> Floats:
-    """First column of the product of two Toeplitz matrices: a product of polynomials, cut off; by FFT."""
+    """Return the first column of the product of two lower triangular Toeplitz matrices, by FFT."""
     size = 1 << max(2 * rounds - 1, 1).bit_length()
     both = np.fft.rfft(a[:rounds], size) * np.fft.rfft(b[:rounds], size)
     return np.asarray(np.fft.irfft(both, size)[:rounds])
 
 
 def correlate(a: Floats, b: Floats) -> Floats:
-    """x_s = sum_{u >= s} a_{u-s} b_u."""
+    """Return the correlation x_s = sum_{u >= s} a_{u-s} b_u."""
     return product(a, b[::-1], len(b))[::-1]
 
 
 def inverse(column: Floats, rounds: int) -> Floats:
-    """First column of C^-1: r_0 = 1/c_0, r_t = -sum_{j=1} c_j r_{t-j} / c_0. Exact recursion, O(rounds * bands)."""
+    """Return the first column of C^-1: r_0 = 1/c_0, r_t = -sum_{j=1} c_j r_{t-j} / c_0. O(rounds * bands)."""
     bands = min(len(column), rounds)
     if bands == 1:
         return padded(np.array([1.0 / column[0]]), rounds)
@@ -66,13 +66,13 @@ def inverse(column: Floats, rounds: int) -> Floats:
 
 
 def square_root(rounds: int) -> Floats:
-    """c of the C with C C = A, A the matrix of sums: c_0 = 1, c_t = c_{t-1} (2t - 1)/(2t)  (Fichtenberger 2023)."""
+    """Return c of the square root C of the prefix-sum matrix: c_t = c_{t-1} (2t - 1)/(2t)  (Fichtenberger 2023)."""
     steps = np.arange(1, rounds, dtype=np.float64)
     return np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])
 
 
 def workload(rounds: int, momentum: float = 0.0, decay: float = 0.0) -> Floats:
-    """First column of the server's workload A: the model w_t is sum_{s <= t} A_{t-s} (sum of round s).
+    """Return the first column of the server's workload A: model w_t = sum_{s <= t} A_{t-s} (sum of round s).
 
     a_t = a_{t-1} + v_t,  v_t = momentum v_{t-1} + [t = 0] - decay a_{t-1};  decay is weight decay times the step. Sums
     of equal steps are ones; heavy-ball momentum m alone gives 1, 1 + m, 1 + m + m^2, ...
@@ -83,7 +83,7 @@ def workload(rounds: int, momentum: float = 0.0, decay: float = 0.0) -> Floats:
 
 
 def errors(column: Floats, rounds: int, work: Floats | None = None) -> Floats:
-    """Variance of every model's noise, row t of A C^-1, for noise Z of variance 1."""
+    """Return the noise variance of every model, ||row t of A C^-1||^2, for noise Z of variance 1."""
     work = np.ones(rounds) if work is None else work
     made = product(work, inverse(column, rounds), rounds)
     return np.asarray(np.cumsum(made**2))
@@ -116,7 +116,7 @@ class Goal:
         return replace(self, work=self.work * remaining**age)
 
     def error(self, column: Floats) -> tuple[float, Floats]:
-        """mean_t ||row t of A C^-1||^2 and its gradient in c."""
+        """Return mean_t ||row t of A C^-1||^2 and its gradient in c."""
         r = inverse(column, self.rounds)
         if self.work.ndim == 1:
             made, weight = product(self.work, r, self.rounds), np.arange(self.rounds, 0, -1) / self.rounds
@@ -129,7 +129,7 @@ class Goal:
         return value, -correlate(product(r, r, self.rounds), slope)
 
     def squared(self, column: Floats) -> tuple[float, Floats]:
-        """sens^2 of the earliest pattern, the worst where c falls or bands do not overlap; and its gradient in c."""
+        """Return the squared sensitivity of the earliest (worst) pattern, and its gradient in c."""
         column = padded(column, self.rounds)
         apart = self.patterns.min_separation
         if np.count_nonzero(column) <= apart and not column[apart:].any():
@@ -144,7 +144,7 @@ class Goal:
         return float(total @ total), slope
 
     def loss(self, column: Floats) -> tuple[float, Floats]:
-        """log sens^2 + log error, and its gradient in c; `BAD` where C^-1 overflows."""
+        """Return log sens^2 + log error and its gradient in c; `BAD` where C^-1 overflows."""
         with np.errstate(over="ignore", invalid="ignore"):
             (error, by_error), (size, by_size) = self.error(column), self.squared(column)
         if not (np.isfinite(error) and np.isfinite(by_error).all()):
@@ -173,7 +173,7 @@ def best_bands(goal: Goal, bands: int) -> Floats:
 
 @dataclass(frozen=True)
 class Buffers:
-    """c_0 = 1, c_t = sum_j weights_j decays_j^(t-1): a sum of falling powers, whose noise needs one vector each."""
+    """Strategy c_0 = 1, c_t = sum_j weights_j decays_j^(t-1), whose noise needs one state vector (buffer) per term."""
 
     weights: tuple[float, ...]
     decays: tuple[float, ...]
@@ -211,30 +211,30 @@ def best_buffers(goal: Goal, buffers: int) -> Buffers:
 
 
 def drift_shares(rounds: int, ends: int) -> Floats:
-    """sqrt(s / T): the share of the drift d in the bands of column s, in a run of T = `ends` rounds."""
+    """Return sqrt(s / T) for each column s: the weight of d in that column's bands, with T = `ends` rounds."""
     return np.sqrt(np.arange(rounds) / ends)
 
 
 def columns(first: Floats, drift: Floats, rounds: int, ends: int) -> Floats:
-    """[rounds, bands]: the entries of each column of P from the diagonal down, those below the last round too."""
+    """Return [rounds, bands]: each column of P from the diagonal down, including entries below the last round."""
     return (first + drift_shares(rounds, ends)[:, None] * drift)[:, :rounds]
 
 
 def lengths(made: Floats, ends: int) -> Floats:
-    """N: the length of every column, of which the run ends after `ends` rounds."""
+    """Return N, the 2-norm of every column of P, cut off after `ends` rounds."""
     left = np.minimum(ends - np.arange(len(made)), made.shape[1])
     return np.asarray(np.sqrt(np.cumsum(made**2, axis=1)[np.arange(len(made)), left - 1]))
 
 
 def solve_columns(made: Floats, right: Floats, back: bool = False) -> Floats:
-    """P^-1 right, or with `back` P^-T right; the diagonal is 1."""
+    """Return P^-1 right or, with `back`, P^-T right; the diagonal of P is 1."""
     found, wrong = scipy.linalg.lapack.dtbtrs(made.T, right, uplo="L", trans="T" if back else "N", diag="U")
     assert wrong == 0
     return np.asarray(found)
 
 
 def banded_matrix(made: Floats) -> Floats:
-    """P as a dense matrix: for small sizes."""
+    """Return P as a dense matrix."""
     rounds, found = len(made), np.zeros((len(made), len(made)))
     for j in range(made.shape[1]):
         found[np.arange(j, rounds), np.arange(rounds - j)] = made[: rounds - j, j]
@@ -242,7 +242,7 @@ def banded_matrix(made: Floats) -> Floats:
 
 
 def apply_workload(work: Floats, right: Floats, back: bool = False) -> Floats:
-    """Multiply by the workload A, or with `back` by its transpose; `work` is A or its first column."""
+    """Multiply by the workload A or, with `back`, by its transpose; `work` is A or its first column."""
     if work.ndim == 2:
         return np.asarray((work.T if back else work) @ right)
     size = 2 * len(right)
@@ -252,7 +252,7 @@ def apply_workload(work: Floats, right: Floats, back: bool = False) -> Floats:
 
 
 def drifting_errors(made: Floats, scales: Floats, work: Floats) -> Floats:
-    """Variance of every model's noise, row t of A N P^-1, for Z of variance 1; 256 columns of Z at a time."""
+    """Return the noise variance of every model, ||row t of A N P^-1||^2, computed for 256 columns at a time."""
     found, every = np.zeros(len(made)), np.arange(len(made))
     for some in np.array_split(every, -(-len(made) // 256)):
         unit = (every[:, None] == some).astype(np.float64)
@@ -269,7 +269,7 @@ class DriftSearch:
 
     @cached_property
     def read(self) -> tuple[Floats, Floats]:
-        """[T, blocks]: the fresh noise of each block's middle round; [blocks]: the number of rounds in the block."""
+        """Return unit vectors [T, blocks] of each block's middle round, and the number of rounds of each block."""
         blocks = np.array_split(np.arange(self.goal.rounds), min(_BLOCKS, self.goal.rounds))
         unit = np.zeros((self.goal.rounds, len(blocks)), order="F")
         unit[[block[len(block) // 2] for block in blocks], np.arange(len(blocks))] = 1.0
@@ -280,7 +280,7 @@ class DriftSearch:
         return np.concatenate([[1.0], first]), np.concatenate([[0.0], drift])
 
     def loss(self, x: Floats) -> tuple[float, Floats]:
-        """log of the mean square, and its gradient in the entries of c and d after the first."""
+        """Return the log of the mean squared error, and its gradient in the entries of c and d after the first."""
         rounds, (unit, stands) = self.goal.rounds, self.read
         with np.errstate(over="ignore", invalid="ignore"):
             made = columns(*self.split(x), rounds, rounds)
@@ -317,7 +317,7 @@ class DriftSearch:
 
 
 def tree_variance(level: int) -> float:
-    """Variance of a block's noise, own and halves weighted: v_0 = 1, v_l = 2 v_{l-1} / (1 + 2 v_{l-1})."""
+    """Return the variance of a level-l tree node's best estimate: v_0 = 1, v_l = 2 v_{l-1} / (1 + 2 v_{l-1})."""
     found = 1.0
     for _ in range(level):
         found = 2.0 * found / (1.0 + 2.0 * found)
@@ -325,13 +325,13 @@ def tree_variance(level: int) -> float:
 
 
 def tree_own_weight(level: int) -> float:
-    """Weight of a block's own noise against the sum of its halves: inverse to the variances 1 and 2 v_{l-1}."""
+    """Return the inverse-variance weight of a tree node's own noise (1) against the sum of its children (2 v_{l-1})."""
     halves = 2.0 * tree_variance(level - 1)
     return halves / (1.0 + halves)
 
 
 def tree_noise_std(t: int) -> float:
-    """Standard deviation of round t's noise, for noise of variance 1 in every block. L one bits end t, so that
+    """Return the standard deviation of round t's noise, for tree nodes of variance 1. With L trailing one bits of t,
 
     n_t = sum_{l <= L} p_l w_l z_l + sum_{l < L} (p_l - 1) B_l, p_l = prod_{l < i <= L} (1 - w_i), w = tree_own_weight,
 
@@ -347,7 +347,7 @@ def tree_noise_std(t: int) -> float:
 
 
 def tree_gram(rounds: int) -> Floats:
-    """C^T C of the tree: the number of whole blocks that contain both rounds."""
+    """Return C^T C of the binary tree: the number of complete tree nodes that contain both rounds."""
     found, t = np.zeros((rounds, rounds)), np.arange(rounds)
     for level in range(rounds.bit_length()):
         block = t >> level
@@ -357,7 +357,7 @@ def tree_gram(rounds: int) -> Floats:
 
 
 def tree_noise_matrix(rounds: int) -> Floats:
-    """[T, blocks]: the noise of every round as weights of the blocks' own noise, by the streaming rule."""
+    """Return [T, nodes]: every round's noise as weights of the tree nodes' noise, by the streaming rule."""
     fresh = iter(np.eye(sum(rounds >> level for level in range(rounds.bit_length()))))
     held: dict[int, Floats] = {}
     made: list[Floats] = []

@@ -38,12 +38,12 @@ class Pair(ABC):
 
     @abstractmethod
     def tails(self, losses: Array) -> Tails:
-        """log P(L > l) and log Q(L > l) at every l."""
+        """Return log P(L > l) and log Q(L > l) at every l."""
 
 
 @dataclass(frozen=True)
 class Orders:
-    """The pair where the unit is in P and not in Q (`removed`), and the pair of the other order (`added`)."""
+    """Two dominating pairs: for a unit that is in P and not in Q (`removed`), and for the other order (`added`)."""
 
     removed: Pair
     added: Pair
@@ -61,7 +61,7 @@ class Gauss(Pair):
     mu: float
 
     def tails(self, losses: Array) -> Tails:
-        """Phi(mu/2 - l/mu) and Phi(-mu/2 - l/mu)."""
+        """Return the logs of Phi(mu/2 - l/mu) and Phi(-mu/2 - l/mu)."""
         with np.errstate(over="ignore"):
             away = losses / self.mu
         return log_ndtr(self.mu / 2 - away), log_ndtr(-self.mu / 2 - away)
@@ -119,7 +119,7 @@ def inner_loss(losses: Array, rate: float) -> Array:
 
 @dataclass(frozen=True)
 class _Sampled(Pair):
-    """A mixture with weight `rate` of one distribution of `inner`, or both: no farther off than `inner`."""
+    """Base of pairs that mix one or both distributions of `inner` with weight `rate`."""
 
     rate: float
     inner: Pair
@@ -358,7 +358,7 @@ def clones(*, reports: int, epsilon0: float, delta0: float = 0.0) -> Clones:
 
 @lru_cache(maxsize=8)
 def _outcomes(reports: int, epsilon0: float) -> tuple[Array, Array, Array]:
-    """Sorted losses of all outcomes, and for each the probability under P and under Q of a loss at least as large."""
+    """Return sorted losses of all outcomes, and for each the probability under P and Q of a loss at least as large."""
     counts, chances, missed = _clone_counts(reports - 1, math.exp(-epsilon0))
     firsts, halves, cut = _halves(counts + 1)
     share, other = firsts / (counts + 1)[:, None], math.exp(-epsilon0)
@@ -373,7 +373,7 @@ def _outcomes(reports: int, epsilon0: float) -> tuple[Array, Array, Array]:
 
 
 def _clone_counts(trials: int, probability: float) -> tuple[Array, Array, float]:
-    """Distribution of C in blocks, each at its least value (one clone more is post-processing), and the rest."""
+    """Return the distribution of C in blocks, each rounded down to its smallest value, and the mass left out."""
     mean, variance = trials * probability, trials * probability * (1 - probability)
     reach = _TAIL / 3 + math.sqrt((_TAIL / 3) ** 2 + 2 * _TAIL * variance)  # Bernstein
     low, high = max(0, math.floor(mean - reach)), min(trials, math.ceil(mean + reach))
@@ -388,7 +388,7 @@ def _clone_counts(trials: int, probability: float) -> tuple[Array, Array, float]
 
 
 def _halves(trials: Array) -> tuple[Array, Array, float]:
-    """Bin(m, 1/2) for every m, one row each: values, probabilities, and the mass left out (Hoeffding)."""
+    """Return Bin(m, 1/2) for every m, one row each: values, probabilities, and the mass left out (Hoeffding)."""
     most = float(np.max(trials))
     reach = min(math.ceil(math.sqrt(_TAIL * most / 2)) + 1, math.ceil(most / 2) + 1)
     values = np.floor(trials / 2)[:, None] + np.arange(-reach, reach + 1)
@@ -400,7 +400,7 @@ def _halves(trials: Array) -> tuple[Array, Array, float]:
 
 
 def _from_ratios(logs: Array, inside: NDArray[np.bool_] | None = None) -> Array:
-    """Distribution along the last axis from log-ratios of successive probabilities, which are small and so exact."""
+    """Return the distribution along the last axis, given the log-ratios of successive probabilities."""
     heights = np.cumsum(logs, axis=-1)
     heights = heights if inside is None else np.where(inside, heights, -np.inf)
     masses = np.exp(heights - np.max(heights, axis=-1, keepdims=True))

@@ -47,7 +47,7 @@ _SLACK = 1e-3  # share of delta that the transform and the window may add before
 
 
 class TooWideError(Exception):
-    """More points would be needed than allowed; `factor` is how much coarser the grid must be."""
+    """Raised if a grid would need too many points; `factor` is how much larger the step must be."""
 
     def __init__(self, factor: float) -> None:
         super().__init__(f"a grid {factor:.3g} times as coarse is needed")
@@ -73,7 +73,7 @@ class Losses:
 
 
 def span(pair: Pair, tail: float) -> tuple[float, float]:
-    """Losses outside of which P has probability at most `tail` above (but for infinity), and next to none below."""
+    """Return a range of losses with P-probability at most `tail` above (without infinity) and almost 0 below."""
     chances = pair.tails(_FAR)[0]
     above = np.flatnonzero(chances <= np.logaddexp(chances[-1], math.log(tail)))
     below = np.flatnonzero(chances >= -_LEFT)
@@ -109,7 +109,7 @@ def losses_on(pair: Pair, step: float, tail: float) -> Losses:
 def fitting_step(order: Sequence[tuple[Pair, int]], tail: float) -> float:
     """Return the step of a first grid: an eighth of one release's standard deviation, at a cost of 1/1000 in epsilon.
 
-    A little less where that puts the largest loss of all, if it is an atom, on the grid.
+    The step is reduced slightly if that puts the largest loss, where it is an atom, on the grid.
     """
     total = sum(count for _, count in order)
     step = max(math.sqrt(sum(count / total * _deviation(pair, tail) ** 2 for pair, count in order)) / 8, 1e-18)
@@ -120,7 +120,7 @@ def fitting_step(order: Sequence[tuple[Pair, int]], tail: float) -> float:
 
 @lru_cache(maxsize=64)
 def _deviation(pair: Pair, tail: float) -> float:
-    """Standard deviation of the finite loss, on grids refined until they resolve it."""
+    """Return the standard deviation of the finite loss, on grids refined until they resolve it."""
     low, high = span(pair, tail)
     step = (high - low) / 512
     for _ in range(12):
@@ -186,9 +186,9 @@ class TiltedSum:
         return high
 
     def is_precise(self, epsilon: float, delta: float, infinite: float) -> bool:
-        """Whether transform and window add next to nothing to delta, or no more than the end of the grid does.
+        """Return whether the errors of transform and window are negligible against delta, or the end of the grid.
 
-        They add  beyond + error sum_(l > epsilon) exp(scale - theta l).
+        These errors add  beyond + error sum_(l > epsilon) exp(scale - theta l).
         """
         if epsilon == math.inf:
             return False
@@ -199,7 +199,7 @@ class TiltedSum:
 
 
 def _discounted(masses: Array, fall: float) -> Array:
-    """s_k = sum over j > k of masses_j fall^(j - k), by doubling."""
+    """Return s_k = sum over j > k of masses_j fall^(j - k), by doubling."""
     found = np.append(masses[1:], 0.0) * fall
     reach, factor = 1, fall
     while reach < len(found) and factor > 0:
@@ -209,7 +209,7 @@ def _discounted(masses: Array, fall: float) -> Array:
 
 
 class Composition:
-    """Many releases on one grid: the distribution of their total loss, at the tilt that fits the question."""
+    """Composition of many releases on one grid; bounds epsilon and delta by exponentially tilted convolutions."""
 
     def __init__(self, parts: Sequence[tuple[Losses, int]]) -> None:
         parts = [(losses, count) for losses, count in parts if count]
@@ -295,7 +295,7 @@ class Composition:
         return best, cost(best, self._cumulant(best))
 
     def _cumulants(self, thetas: Array, rough: bool = False) -> Array:
-        """log M(theta) of the finite losses together; `rough`: from summaries in blocks."""
+        """Return log M(theta) of the sum of all finite losses; with `rough`, from summaries in blocks."""
         total = np.zeros(len(thetas))
         for law, count in zip(self.laws, self.counts, strict=True):
             logs, values = law.rough if rough else (law.logs, law.values)
@@ -303,7 +303,7 @@ class Composition:
         return total
 
     def _cumulant(self, theta: float) -> float:
-        """log M(theta), raised by a bound on the relative error that tilting leaves in a product of all."""
+        """Return log M(theta), raised by a bound on the rounding error of tilting all releases."""
         sizes = [law.depth + theta * law.reach + 8 for law in self.laws]
         return float(self._cumulants(np.asarray([theta]))[0]) + float(4 * ULP * (self.counts @ np.asarray(sizes)))
 
@@ -323,7 +323,7 @@ class Composition:
         return TiltedSum(self, start, masses, theta, self._cumulant(theta), error, beyond)
 
     def _window(self, theta: float) -> tuple[int, int, float]:
-        """First index and size of the transform's window, and a bound on the probability of losses above it."""
+        """Return first index and size of the FFT's window, and a bound on the probability of losses above it."""
         here = float(self._cumulants(np.asarray([theta]), rough=True)[0])
         laws = [(law.moments(theta), c) for law, c in zip(self.laws, self.counts, strict=True)]
         mean, deviation = sum(c * m for (m, _), c in laws), math.sqrt(sum(c * v for (_, v), c in laws))
@@ -469,7 +469,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def _log_gaussian_delta(mu: float, at: float) -> float:
-    """log of `gaussian_delta`, mu above 0; -inf where the two tails cannot be told apart."""
+    """Return log gaussian_delta for mu > 0; -inf where the two tails are equal in floating point."""
     first, second = float(log_ndtr(mu / 2 - at / mu)), at + float(log_ndtr(-mu / 2 - at / mu))
     return first + math.log(-math.expm1(second - first)) if second < first else -math.inf
 

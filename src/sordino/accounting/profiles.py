@@ -1,4 +1,4 @@
-"""Privacy profiles: one line of a cost as test ceilings, mu and curves. Certificates and reports call it.
+"""Privacy profiles of a cost: bounds on membership tests, GDP mu, and curves. Certificates and reports call it.
 
 Ceilings   Any test that tells two neighbours apart with false-positive rate a has true-positive rate at most
            min over e of exp(e) a + delta(e)                        (Wasserman, Zhou 2010; Kairouz et al. 2015).
@@ -9,7 +9,7 @@ regret     the least k with f(a + k) - k <= f_mu(a) at every a, f the least erro
 by participations   delta(e) = sum_k Bin(T, q)(k) delta_k(e) bounds one who sees random cohorts, on average. Once they
            are drawn, that adversary knows k, and delta_k holds for a client that was in k rounds.
 
-Guarantee: every number is rounded up, so a line is never worse than what is stated of it.
+Guarantee: every number is rounded up, so each stated bound holds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Ceiling:
 
 
 def ceiling(line: Line, at: float = 0.01) -> Ceiling:
-    """Return the ceilings of one line of a cost; 1 and 1 where there is no guarantee."""
+    """Return bounds on all membership tests of one adversary; 1 and 1 where there is no guarantee."""
     if not protects(line):
         return Ceiling(1.0, 1.0)
     mu = accountant.gaussian_mu(line.entries, line.relation)
@@ -82,13 +82,13 @@ def true_positives(false_positives: Array, epsilons: Array, deltas: Array) -> Ar
 
 
 def protects(line: Line) -> bool:
-    """Whether every event of a line guarantees something."""
+    """Return whether every event of a line has a guarantee (finite epsilon)."""
     return all(event.protects for event, count in line.entries if count)
 
 
 @lru_cache(maxsize=256)
 def gaussian(line: Line) -> dict[str, float] | None:
-    """Return mu, its regret and the probability left out; None where no Gaussian release dominates the line."""
+    """Return mu, its regret and the delta left out (1e-10); None if no Gaussian release dominates the line."""
     if not protects(line):
         return None
     exact = accountant.gaussian_mu(line.entries, line.relation)
@@ -106,7 +106,7 @@ def gaussian(line: Line) -> dict[str, float] | None:
 
 
 def least_mu(nodes: Array, deltas: Array) -> float | None:
-    """Return the least mu, in steps of 1e-4, whose curve lies above (`nodes`, `deltas`) and all between them."""
+    """Return the least mu, in steps of 1e-4, whose profile delta_mu dominates the profile (`nodes`, `deltas`)."""
     low, high = 0.0, 1.0
     while not dominates(high, nodes, deltas):
         low, high = high, 2 * high
@@ -140,7 +140,7 @@ def dominates(mu: float, nodes: Array, deltas: Array) -> bool:
 
 
 def regret(nodes: Array, deltas: Array, mu: float) -> float:
-    """Return the least k with f(a + k) - k <= f_mu(a): both trade-off curves are compared along the diagonal."""
+    """Return the regret of stating mu: the least k with f(a + k) - k <= f_mu(a) for trade-off curves f and f_mu."""
     nodes, deltas = nodes[::2], deltas[::2]
     false = np.union1d(np.geomspace(1e-12, 0.5, 300), 1 - np.geomspace(1e-12, 0.5, 300))
     both = np.concatenate([-nodes[::-1], nodes])
@@ -160,7 +160,7 @@ def _up(value: float) -> float:
 
 
 def summary(lines: Sequence[Line]) -> dict[str, Any]:
-    """Summarise what holds for everybody: of several silos' lines, the worst at every point; mu only for few silos."""
+    """Return the profile that holds for every silo: the worst at every point; mu is computed only for few silos."""
     kinds = sorted({replace(line, adversary="models", silos=()) for line in lines}, key=repr)
     found = [copy.deepcopy(points(line)) for line in kinds]
     gdp = [gaussian(line) for line in kinds] if len(kinds) <= _KINDS else [None]
@@ -172,7 +172,7 @@ def summary(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def _worst(found: list[list[dict[str, Any]]], figure: str) -> list[dict[str, Any]]:
-    """The largest figure at every point; empty if one list is empty, as without a guarantee."""
+    """Return the largest value at every point; empty if one list is empty (no guarantee)."""
     if not all(found):
         return []
     none = next((points for points in found if any(one[figure] is None for one in points)), None)
@@ -193,7 +193,7 @@ def points(line: Line) -> dict[str, Any]:
 
 
 def by_participations(line: Line, delta: float) -> list[dict[str, Any]]:
-    """Return epsilon of a client in k rounds, for the average k and two larger; [] without seen random cohorts."""
+    """Return epsilon of a client in k rounds for three values of k, or [] unless random cohorts are visible."""
     sampled = [(event, count) for event, count in line.entries if event.seen_sampling is not None]
     if len(sampled) != 1 or sampled[0][0].seen_sampling is None:
         return []
@@ -213,10 +213,10 @@ def _in_k_rounds(line: Line, event: Event, count: int, k: int, delta: float) -> 
 
 
 def participations_in_words(found: list[dict[str, Any]]) -> str:
-    """Say `by_participations` in one sentence."""
+    """Return the result of `by_participations` as one sentence."""
     costs = [
         f"{'without limit' if one['epsilon'] is None else upto(one['epsilon'], 4)} in {one['participations']} "
         f"(chance of more {upto(one['chance_of_more'], 2)})"
         for one in found
     ]
-    return f"averaged over the coins; by the number of rounds that a client is in: {', '.join(costs)}"
+    return f"averaged over the random cohorts; by the number of rounds that a client is in: {', '.join(costs)}"

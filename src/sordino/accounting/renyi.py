@@ -3,7 +3,7 @@
     D_a(P || Q) = log E_Q[(dP/dQ)^a] / (a - 1),     n releases: n D_a,
     epsilon(delta) = min over a of  n D_a + log((a - 1)/a) - (log delta + log a)/(a - 1)
 
-No grid of losses, no transform: nothing is shared with `pld` but the pairs. Each order is a bound of its own.
+The bound uses no grid and no transform, so it is independent of `pld`. Each order a alone is a bound.
 Theorem: Mironov 2017; the conversion is Canonne, Kamath, Steinke 2020, Prop. 12.
 
 Private selection releases the best of a random, secret number K of trials:
@@ -13,8 +13,8 @@ Private selection releases the best of a random, secret number K of trials:
     Poisson                       K may be 0: then nothing is released
 
 Guarantee: Papernot, Steinke 2022, Theorems 2 and 6. It holds for the best of K independent trials, by any score of what
-a trial released, if all trials are equally private, and if K and every other trial stay secret. A table of trials that
-somebody looks at is composition instead.
+a trial released, if all trials are equally private, and if K and every other trial stay secret. If a table of all
+trials is looked at, the costs of the trials compose instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONGEST = 2000.0  # an integral over more is not taken: that order proves nothi
 
 
 def publicly_sampled(rate: float, divergences: Array) -> Array:
-    """Divergences of a release that happens with a seen probability q: log(1 - q + q exp((a - 1) D_a)) / (a - 1)."""
+    """Return divergences of a publicly sampled release: log(1 - q + q exp((a - 1) D_a)) / (a - 1)."""
     powers = (ORDERS - 1) * divergences
     with np.errstate(over="ignore"):
         return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + powers) / (ORDERS - 1))
@@ -60,12 +60,12 @@ def deltas(divergences: Array, epsilons: Array) -> Array:
 
 
 def gaussian(mu: float) -> Array:
-    """N(mu, 1) against N(0, 1): a mu^2 / 2."""
+    """Return the divergences of N(mu, 1) against N(0, 1): a mu^2 / 2."""
     return ORDERS * min(mu * mu, 1e300) / 2
 
 
 def laplace(size: float) -> Array:
-    """Laplace noise of scale 1 shifted by `size` (Mironov 2017, Table II)."""
+    """Return the divergences of Laplace noise of scale 1 shifted by `size` (Mironov 2017, Table II)."""
     a = ORDERS
     first, second = np.log(a / (2 * a - 1)) + (a - 1) * size, np.log((a - 1) / (2 * a - 1)) - a * size
     return np.asarray(np.logaddexp(first, second) / (a - 1))
@@ -92,7 +92,7 @@ def fixed_size_gaussian(rate: float, mu: float) -> Array:
 
 
 def _log_moment(rate: float, mu: float, power: float, start: float) -> float:
-    """log of the integral over x > start of phi(x) (1 - q + q exp(mu x - mu^2/2))^power; inf if that is too long."""
+    """Return log of the integral over x > start of phi(x) (1 - q + q exp(mu x - mu^2/2))^power; inf if too costly."""
     if power > 1 and power.is_integer() and (start <= -_REACH or power > 64):
         # over all x, which is no less: log of sum_k C(a, k) (1-q)^(a-k) q^k exp((k^2 - k) mu^2 / 2)
         order = int(power)
@@ -126,7 +126,7 @@ MOST = 10_000.0  # trials on average
 
 @dataclass(frozen=True)
 class Trials:
-    """Distribution of the number of trials, by its mean; `shape` is eta of the negative binomial."""
+    """Distribution of the random number of trials, with this mean; `shape` is eta of the negative binomial."""
 
     mean: float = 10.0
     law: Literal["negative_binomial", "poisson"] = "negative_binomial"
@@ -180,7 +180,7 @@ class Trials:
 
 @lru_cache(maxsize=64)
 def _gamma(shape: float, mean: float) -> float:
-    """gamma by bisection on its logarithm; the mean falls as gamma grows, and the smaller gamma costs more."""
+    """Return gamma of the negative binomial with this mean, by bisection; rounded down, which costs more."""
     low, high = -60.0, -1e-12
     for _ in range(200):
         middle = (low + high) / 2

@@ -1,7 +1,7 @@
 """Rounding of bounds for certificates and printed text: never to the wrong side of what was proved.
 
-A page that rounds 1.00004 to 1 promises too much. So an upper bound is rounded up and a lower one down, at the last
-digit that is printed; a number that needs no more digits stays as it is.
+Rounding an upper bound of 1.00004 to 1 would overstate it. So an upper bound is rounded up and a lower one down, at the
+last printed digit; a number that needs no more digits is printed exactly.
 """
 
 from __future__ import annotations

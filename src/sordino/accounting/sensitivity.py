@@ -27,7 +27,7 @@ _ENTRIES = 4_000_000  # of a table of all pairs of gaps; above it only the last 
 
 
 def padded(column: Floats, rounds: int) -> Floats:
-    """Return the first column of a Toeplitz matrix at full length."""
+    """Return the first column of a Toeplitz matrix, padded with zeros to `rounds` entries."""
     return np.concatenate([column[:rounds], np.zeros(max(rounds - len(column), 0))])
 
 
@@ -37,7 +37,7 @@ def dense(column: Floats, rounds: int) -> Floats:
 
 
 def _earlier(size: Floats, apart: int) -> Floats:
-    """[t, u]: the largest sum of entries of row t over a pattern of rounds up to u."""
+    """Return [t, u]: the largest sum of entries of row t over a pattern of rounds up to u."""
     found = np.zeros_like(size)
     for u in range(len(size)):
         before = found[:, u - apart] if u >= apart else 0.0
@@ -111,12 +111,12 @@ class Patterns:
 
     @property
     def earliest(self) -> NDArray[np.int64]:
-        """0, s, 2 s, ..., s = min_separation: the pattern that begins at once and never waits."""
+        """Earliest pattern: rounds 0, s, 2 s, ... with s = min_separation."""
         return np.arange(self.reachable, dtype=np.int64) * self.min_separation
 
 
 def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
-    """Sensitivity of a lower triangular Toeplitz matrix; exact where its first column is nonnegative and never rises.
+    """Return the sensitivity of a lower triangular Toeplitz matrix, exact if its column is nonnegative and falling.
 
     Then the worst pattern is the earliest (Kalinin and Lampert 2024, Theorem 2): ||sum_j C[:, j s]||, s the
     min_separation. Columns that do not overlap (bands <= s) need no order: sqrt(sum_j ||C[:, j s]||^2). All else gets
@@ -137,7 +137,6 @@ def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
 
 
 def _gram(column: Floats, rounds: int) -> Floats:
-    """C^T C of a Toeplitz matrix."""
     matrix = dense(column, rounds)
     return np.asarray(matrix.T @ matrix)
 

@@ -37,7 +37,7 @@ SHARED = "what the noise remembers of earlier rounds (the secret part of checkpo
 def assumptions_of_run(
     plan: Plan, facts: Facts, cost: Cost, counts: Participation, others: Iterable[codec.Foreign]
 ) -> list[str]:
-    """List all assumptions of a certificate; `others` are the parts that are not Sordino's own."""
+    """List all assumptions of a certificate; `others` are the parts from other packages."""
     secure_sum = facts.receipts and "secure_sum" in plan.needs
     return [
         *_plan_assumptions(plan, cost, counts, facts),
@@ -53,7 +53,7 @@ def assumptions_of_run(
 
 
 def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Facts) -> list[str]:
-    """Assumptions that follow from the plan and its cost."""
+    """List the assumptions that follow from the plan and its cost."""
     release, reads = plan.release, plan.local.reads
     shared = [SHARED] if release.correlated else []
     provided = [f"the engine provides {need}" for need in sorted(release.needs)]
@@ -63,7 +63,7 @@ def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Fact
         if reads.relation == "add_remove":
             said.append(words["rates"])
         if not reads.disjoint and reads.amplify(GaussianNoise(1.0), 0) != GaussianNoise(1.0):
-            said.append(words["coins"])
+            said.append(words["draws"])
         if "messages" not in release.sees:
             said.append(words["sum"])
         averaged = counts.sampled_rounds and {"cohort", "messages"} & release.sees
@@ -75,7 +75,7 @@ def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Fact
     if plan.clients.random:
         seen = {(line.relation, line.entries, line.silos) for line in cost.of("cohort")}
         if any((line.relation, line.entries, line.silos) not in seen for line in cost.of("models")):
-            said.append("the coins that choose a cohort stay secret from the adversary of the first line")
+            said.append("the random draws of the cohorts stay secret from the adversary of the first line")
         in_at_most = f"a client was in at most {counts.max_participations} rounds; more cost more"
         said.append(AVERAGED if counts.sampled_rounds else f"to one who sees the cohort, {in_at_most}")
     if "messages" not in release.sees:
@@ -84,19 +84,20 @@ def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Fact
 
 
 AVERAGED = (
-    "the coins that choose cohorts depend on no data; the lines of one who sees the cohort are averaged over those "
-    "coins, for neighbours with the same cohorts; who was in more rounds than most is promised less (by_participations)"
+    "the random draws of the cohorts depend on no data; the lines of an adversary who sees the cohort are averaged "
+    "over these draws, for neighbours with the same cohorts; a client in more rounds than most has a weaker guarantee "
+    "(by_participations)"
 )
 
 
 def _trusted(part: codec.Foreign) -> str:
-    """The assumption about a part that is not Sordino's own."""
+    """Return the assumption about a part from another package."""
     whose = f"{part.package} {part.version}" if part.version else f"{part.package}, which has no version,"
     return f"everything rests on what {whose} states for its part `{part.kind}` ({part.family})"
 
 
 def _declared(public: tuple[Declared, ...]) -> str:
-    """The rows, values and weights that are declared public, and by whom."""
+    """Return a clause that names the rows, values and weights declared public, and by whom."""
     if not public:
         return "no row of the data is"
     said = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in public)
@@ -113,14 +114,14 @@ SILO = {
     "counts several times",
     "public": "the silos, the number of records of each and the plan are public, and",
     "rates": "rates are those of the declared sizes, whatever the silo holds",
-    "coins": "the coins that choose a silo's records stay inside the silo",
+    "draws": "the random draws of a silo's records stay inside the silo",
     "sum": "whoever sums the messages does it as planned and shows nothing else",
 }
 LOOP = {
     "row": "one record is one row of the data set; a person with several rows counts several times",
     "public": "the number of records and the plan are public, and",
     "rates": "rates are those of the declared number of records, whatever the data set holds",
-    "coins": "the coins that choose the records of a batch were shown to nobody",
+    "draws": "the random draws of the batches stayed secret",
     "sum": "whoever runs the loop shows nothing of a step but the model after it",
 }
 
@@ -136,7 +137,7 @@ CHARGED = (
 
 
 def _loop_assumptions(plan: Plan, facts: Facts) -> list[str]:
-    """Assumptions about a training loop that its user wrote, and that has no chain of charges."""
+    """List the assumptions about a private PyTorch loop, which has no chain of charges."""
     if facts.loop is None:
         return []
     lost = "steps after a checkpoint that was gone back to were seen by nobody: their noise would be drawn twice"
@@ -177,7 +178,8 @@ MODELS = {  # by trust model: who holds the data and adds the noise, and is trus
     "shuffle": "each {holder} for itself, and a shuffler that hides who sent which message and colludes with nobody",
     "distributed": "the {holder}s together: each adds its share of the noise, and a secure sum shows nobody a single "
     "message; the server is trusted to follow the protocol, and sees who takes part",
-    "central": "the server: it is trusted with every {holder}'s message, with the coins, and to add the noise",
+    "central": "the server: it is trusted with every {holder}'s message, with the sampling randomness, and to add the "
+    "noise",
 }
 SEEN: dict[Adversary, str] = {"models": "models", "cohort": "cohorts", "messages": "messages"}
 OPEN = "nobody adds noise: whoever receives a model, or a message, may learn everything"
@@ -188,7 +190,7 @@ SUBJECTS = {
 UNITS = {"client": "user level: all data of one client", "record": "event level: one record of one silo"}
 IN_A_LOOP = {  # one data set, whose owner trains on it
     "data_subject": "a record: the person or event that one row of the data set stands for",
-    "data_curator": "whoever runs the loop: trusted with the data, with the coins, and to add the noise",
+    "data_curator": "whoever runs the loop: trusted with the data, with the sampling randomness, and to add the noise",
     "unit_of_privacy": "event level: one record",
 }
 NEIGHBOURS = {
@@ -206,7 +208,7 @@ TUNED = "accounted: the number of trials was random, and the best alone is relea
 
 
 def trust_model(plan: Plan) -> str:
-    """Return "central", "local", "shuffle" or "distributed", by what the release shows and needs."""
+    """Return "central", "local", "shuffle" or "distributed", by what the release reveals and needs."""
     if "shuffler" in plan.needs:
         return "shuffle"
     if "secure_sum" in plan.needs:
@@ -215,7 +217,7 @@ def trust_model(plan: Plan) -> str:
 
 
 def statement(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> dict[str, Any]:
-    """Answer each question of NIST SP 800-226 in one entry."""
+    """Return the answers to the questions of NIST SP 800-226, one entry each."""
     model, unit, tuned = trust_model(plan), plan.unit, facts.selection is not None
     holder = "client" if unit == "client" else "silo"
     curator = OPEN if plan.release.kind == "no_noise" else MODELS[model].format(holder=holder)

@@ -81,7 +81,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
 
 
 def _preparations(plan: Plan) -> list[dict[str, Any]]:
-    """Releases before the first round: what was released, with which noise, and who added the noise."""
+    """Return entries on the releases before round 1: what was released, with which noise, and who added the noise."""
     who = "whoever sums the messages" if has_curator(plan.unit, plan.release) else "each client, or silo, on its own"
     relation = plan.forecast.lines[0].relation
     return [
@@ -91,7 +91,7 @@ def _preparations(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _loop(plan: Plan, facts: Facts) -> dict[str, Any] | None:
-    """Entry of a PyTorch loop: epsilon of the steps taken, valid if no reason to stop was read off the data."""
+    """Return the entry of a PyTorch loop: epsilon of the steps so far, if the stopping time depends on no data."""
     if facts.loop is None:
         return None
     taken = plan.cost(Participation(facts.charged, facts.charged)).line("models")
@@ -103,7 +103,7 @@ def _loop(plan: Plan, facts: Facts) -> dict[str, Any] | None:
 
 
 def headline(lines: tuple[Line, ...], delta: float, deltas: tuple[float, ...] = ()) -> dict[str, Any]:
-    """Return what one adversary's lines promise to everybody: the worst epsilon, the largest delta, each silo's entry.
+    """Return one adversary's guarantee for all units: the worst epsilon, the largest delta, and each silo's entry.
 
     A neighbour changes one silo's data, so silos compose in parallel: the worst of them counts, not their sum.
     """
@@ -141,7 +141,7 @@ def line_entry(line: Line, delta: float) -> dict[str, Any]:
 
 
 def denominator(plan: Plan) -> float | str:
-    """Return the divisor of the sum: a constant of the plan, or words that say what determines it."""
+    """Return the divisor of the noised sum: a constant of the plan, or a text that says what determines it."""
     fixed = plan.release.denominator(plan.clients.expected, 1) == plan.clients.expected
     return plan.clients.expected if fixed else "the number of messages received, which this adversary sees anyway"
 
@@ -175,7 +175,7 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
 
 
 def _ledger(facts: Facts) -> dict[str, Any] | None:
-    """Entry of the ledger: what the data set has spent over all runs, with the events that prove it."""
+    """Return the ledger's entry: what the data set has spent over all runs, and the events charged."""
     found = facts.ledger
     if found is None:
         return None

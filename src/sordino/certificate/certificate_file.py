@@ -1,4 +1,4 @@
-"""Certificates as files: written in one way, read strictly, compared field by field, signed with Ed25519.
+"""Certificate files: canonical text, strict parsing, comparison field by field, and Ed25519 signatures.
 
 Runs, sweeps and `certify` call it; `sordino run --sign` and `certify --key` use the signatures.
 """
@@ -37,24 +37,24 @@ def text_of(made: dict[str, Any]) -> str:
 
 
 def parse(text: str | bytes, name: str = "certificate.json") -> Any:
-    """Parse JSON and refuse a name that occurs twice in one object: readers may take either value."""
+    """Parse JSON and refuse a key that occurs twice in one object, because readers may take either value."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [word for word, _ in pairs]
         twice = next((word for word in names if names.count(word) > 1), None)
         if twice is not None:
-            raise CertificateError(twice, f"{twice} stands twice in {name}")
+            raise CertificateError(twice, f"the key {twice!r} occurs twice in {name}")
         return dict(pairs)
 
     return json.loads(text, object_pairs_hook=once)
 
 
 def compare_text(stored: Any, text: str, computed: dict[str, Any], name: str = "certificate.json") -> None:
-    """Compare values, then the digits of numbers (two texts of 17 digits can be one float), then the whole text."""
+    """Raise `CertificateError` unless two certificate texts agree in values, in the digits of numbers, and exactly."""
     compare(stored, computed)
     compare(*(json.loads(one, parse_float=str, parse_int=str) for one in (text, text_of(computed))))
     if text != text_of(computed):
-        raise CertificateError(name, f"{name} is not written as this program writes it")
+        raise CertificateError(name, f"{name} is not in the canonical format of Sordino's certificates")
 
 
 def compare(stored: Any, computed: Any, field: str = "") -> None:
@@ -64,20 +64,21 @@ def compare(stored: Any, computed: Any, field: str = "") -> None:
         for key in [*computed, *(key for key in stored if key not in computed)]:
             inner = f"{field}.{key}" if field else str(key)
             if key not in stored or key not in computed:
-                raise CertificateError(inner, f"{inner} is {'missing' if key in computed else 'not ours'}")
+                needed = f"{inner} is {'missing' if key in computed else 'not a field of this certificate'}"
+                raise CertificateError(inner, needed)
             compare(stored[key], computed[key], inner)
     elif isinstance(stored, list) and isinstance(computed, list) and len(stored) == len(computed):
         for i, (one, other) in enumerate(zip(stored, computed, strict=True)):
             compare(one, other, f"{field}[{i}]")
     elif type(stored) is not type(computed) or stored != computed:
-        raise CertificateError(name, f"{name} says {stored!r}, but what ran gives {computed!r}")
+        raise CertificateError(name, f"{name} is {stored!r}, but the run's files give {computed!r}")
 
 
 # ---- signatures -----------------------------------------------------------------------------------------------------
 
 
 def private_key(file: Path) -> Ed25519PrivateKey:
-    """Read a key for signing from a PEM file without a password."""
+    """Read a private Ed25519 key from a PEM file without a password."""
     data = _read_key(file)
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -86,11 +87,12 @@ def private_key(file: Path) -> Ed25519PrivateKey:
         found = load_pem_private_key(data, password=None)
         if isinstance(found, Ed25519PrivateKey):
             return found
-    raise ConfigError(f"{file}, which holds no private Ed25519 key without a password", "such a key as PEM", _MAKE)
+    needed = "a private Ed25519 key in PEM format without a password"
+    raise ConfigError(f"{file}, which is no private Ed25519 key", needed, _MAKE)
 
 
 def public_key(file: Path) -> Ed25519PublicKey:
-    """Read a key for checking signatures from a PEM file."""
+    """Read a public Ed25519 key from a PEM file."""
     data = _read_key(file)
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -99,16 +101,17 @@ def public_key(file: Path) -> Ed25519PublicKey:
         found = load_pem_public_key(data)
         if isinstance(found, Ed25519PublicKey):
             return found
-    raise ConfigError(f"{file}, which holds no public Ed25519 key", "such a key as PEM", _SHOW)
+    raise ConfigError(f"{file}, which is no public Ed25519 key", "a public Ed25519 key in PEM format", _SHOW)
 
 
 def _read_key(file: Path) -> bytes:
     if find_spec("cryptography") is None:
-        raise ConfigError("no library for signatures", "cryptography", "pip install 'sordino[sign]'")
+        raise ConfigError("no library for signatures", "the package cryptography", "pip install 'sordino[sign]'")
     try:
         return file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{file}, which cannot be read ({error.strerror})", "a key as PEM", _MAKE) from None
+        found = f"{file}, which cannot be read ({error.strerror})"
+        raise ConfigError(found, "a key file in PEM format", _MAKE) from None
 
 
 def sign(target: Path, key: Ed25519PrivateKey) -> None:

@@ -137,9 +137,9 @@ def _counted(certificate: dict[str, Any]) -> str:
 
 
 def _of_one(certificate: dict[str, Any]) -> str:
-    """A sentence on the releases that one unit is charged for, where these are fewer than all.
+    """Return a sentence on the number of releases charged to one unit, if these are fewer than all.
 
-    A count of 1 says nothing of rounds: one event may stand for the whole run (correlated noise, the best of trials).
+    A count of 1 may stand for the whole run (correlated noise, best of trials), so then there is no sentence.
     """
     first, rounds = certificate["adversaries"][0], certificate["counts"]["rounds_accounted"]
     most = max(line["events"][0]["count"] for line in first.get("silos", [first]) if line["events"])
@@ -159,7 +159,7 @@ def _prepared(found: list[dict[str, Any]]) -> str:
 
 
 def in_all(ledger: dict[str, Any]) -> str:
-    """Say in one sentence what the data set has spent over all runs."""
+    """Return a sentence on what the data set has spent over all runs."""
     runs = f"{ledger['runs']} run" + "s" * (ledger["runs"] != 1)
     if ledger["epsilon"] is None:
         return f"The data set {ledger['dataset']!r} has no guarantee after {runs}."

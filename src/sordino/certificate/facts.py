@@ -1,4 +1,4 @@
-"""Facts of a run that its certificate needs beside the plan, the cost that follows, and the check of its counts.
+"""Facts of a run that its certificate needs beside the plan, the resulting cost, and checks of the counts.
 
     rounds accounted >= max(rounds charged - rounds replayed, charges by any silo's receipts), and at least the planned
                         ones, unless a budget ended the run; more only by rounds that were run again
@@ -8,11 +8,11 @@
 
 A line counts the rounds of one unit (client, or record): fewer than are accounted where it cannot have been in all.
 
-Last, earlier runs whose result another run began with, what they cost, and what all cost together:
+The last section has earlier runs from whose weights a run started, their costs, and the cost of all together:
 
     together = epsilon( events of every earlier run of this unit and relation, and of this run )     at this run's delta
 
-It holds for every unit that is in the data of all of them. Runs of another unit or relation are named and not added: no
+The sum holds for every unit that is in the data of all runs. Runs of another unit or relation are only listed: no
 epsilon follows from epsilons of different relations.
 """
 
@@ -50,7 +50,7 @@ MOST_KINDS = 64  # of silos, over all earlier runs, that a sum looks at
 
 @dataclass(frozen=True)
 class Declared:
-    """Rows, weights or values that somebody declares public: nothing protects them."""
+    """Rows, weights or values declared public, which are not protected."""
 
     rows: int
     what: str
@@ -70,7 +70,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class OwnCode:
-    """Grade of the code that ran on private records, model and loss (`sordino.graph`), and why."""
+    """Grade (`sordino.graph`) of the user's model and loss code that ran on private records, and the reason."""
 
     grade: Grade
     why: str
@@ -84,7 +84,7 @@ class OwnCode:
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """A run whose result another run began with; `kinds`: its events, for each kind of silo where silos differ."""
+    """A run from whose weights another run started; `kinds` are its events, for each kind of silo."""
 
     run: str  # its id; "plan ..." where only the weights' file is known, which names the plan
     unit: Unit
@@ -114,13 +114,13 @@ class EarlierRun:
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of that run alone."""
+        """Epsilon of the earlier run alone."""
         return max(_epsilon(kind, self.relation, self.delta) for kind in self.kinds)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of a run beside its plan: all public, or seen by the adversary anyway."""
+    """Facts of a run beside its plan; all are public or visible to the adversary."""
 
     delta: float
     noise: Mode
@@ -195,7 +195,7 @@ def _rounds(plan: Plan, facts: Facts) -> Participation:
 
 
 def run_cost(plan: Plan, facts: Facts) -> Cost:
-    """Return the cost of a run: of its rounds, and of the trials that it is the best of."""
+    """Return the cost of a run, including the private selection if the run is the best of several trials."""
     return cost_of_best(plan.cost(participation(plan, facts)), facts.selection)
 
 
@@ -223,7 +223,7 @@ def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) ->
 
 
 def _releases_of_one_unit(plan: Plan, facts: Facts, counts: Participation) -> tuple[int, int]:
-    """The fewest and the most releases that a line may count for the unit with the most releases."""
+    """Return the smallest and largest number of releases of one unit that a cost line may have."""
     spent = plan.local.bound()
     each = spent.count if isinstance(spent, AlreadyPrivate) else 1
     reads = plan.local.reads
@@ -240,7 +240,7 @@ def _releases_of_one_unit(plan: Plan, facts: Facts, counts: Participation) -> tu
 
 
 def _epsilon(kind: tuple[Item, ...], relation: Relation, delta: float) -> float:
-    """Epsilon of all releases of one unit, composed; 0 without a release."""
+    """Return epsilon of all releases of one unit, composed; 0 without a release."""
     counts: Counter[Event] = Counter()
     for item in kind:
         counts[item.event] += item.count
@@ -250,7 +250,7 @@ def _epsilon(kind: tuple[Item, ...], relation: Relation, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Together:
-    """A run and its earlier runs: those that can be composed with the run, and the epsilon of all of them."""
+    """A run's earlier runs, those of them that compose with the run, and the epsilon of all together."""
 
     runs: tuple[EarlierRun, ...]
     composed: tuple[EarlierRun, ...]
@@ -261,7 +261,7 @@ class Together:
 
     @classmethod
     def of(cls, cost: Cost, delta: float, runs: tuple[EarlierRun, ...]) -> Together:
-        """Compose this run's cost with the cost of earlier runs; a neighbour is in one kind of silo of each."""
+        """Compose this run's cost with the costs of earlier runs, in the worst case over kinds of silos."""
         own = EarlierRun.of_cost(cost, delta, "", "")
         alike = tuple(run for run in runs if (run.unit, run.relation) == (own.unit, own.relation))
         count = math.prod(len(run.kinds) for run in (own, *alike))
@@ -283,7 +283,7 @@ class Together:
         return {"runs": runs, "together": {**total, "with": names} if names else None}
 
     def in_words(self) -> list[str]:
-        """Return sentences on earlier runs, for what a certificate does not cover."""
+        """Return sentences on earlier runs for the certificate's list of what it does not cover."""
         said = []
         for run in self.runs:
             spent = upward(run.epsilon)

@@ -31,6 +31,7 @@ from sordino.graph.captured import UntraceableError, flat, synthetic_batch, torc
 from sordino.graph.flow import Reason
 from sordino.layout import copied
 from sordino.parts.losses import Given, Loss, Targets, keeps_apart
+from sordino.rng import forked_rng
 
 Trust = Literal["trusted"]
 Unit = Literal["client", "record"]
@@ -231,7 +232,7 @@ class Program:
             return losses(model(x[None]), y[None])[0]
 
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with torch.no_grad(), forked_rng():
                 alone = torch.func.vmap(one, randomness="different")(x, y)
                 traced = [self.graph()] + ([] if self.plain_loss else [self.losses.values])  # type: ignore[attr-defined]
                 return alone.shape == (len(y),) and all(part.alone for part in traced)
@@ -283,7 +284,7 @@ class Program:
 
     def _scores(self) -> tuple[Tensor, Tensor]:
         model = self.running().eval()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), forked_rng():
             outputs = model(self.sample(2)[0])
         return outputs[:0], self.y
 
@@ -331,7 +332,7 @@ def refuse_layers(model: nn.Module, statistics: bool = True) -> None:
 def trial_outputs(model: nn.Module, x: Tensor) -> Any:
     """Return the outputs of a copy of the model for a few records, in eval mode."""
     trial = copied(model).eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), forked_rng():
         try:
             return trial(x)
         except FAILURES as error:

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from sordino.dpsgd.pieces import HALF, UnrecordableError
 from sordino.errors import PlanError
 from sordino.layout import copied
-from sordino.rng import Secure
+from sordino.rng import Secure, forked_rng
 
 SOME = 8  # records that run in a batch of their own
 FEW = 16  # records of a small batch, enough for most checks
@@ -77,7 +77,7 @@ class FrozenRng(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def frozen_rng(random: bool = True) -> Iterator[None]:
     """Context with gradients enabled and, if `random`, constant random numbers; torch's generator is unchanged."""
     mode = FrozenRng() if random else nullcontext()  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), mode:
+    with forked_rng(), torch.enable_grad(), mode:
         yield
 
 

@@ -8,7 +8,8 @@ gradient is not finite counts as zero; its norm stays visible as inf or nan. Cal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from sordino.dpsgd.pieces import ROOM, Piece, Tape, UnrecordableError, sums_in, 
 from sordino.dpsgd.rule_table import run_by_rules, sites
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.parts.clipping import FEW, SLACK, factors, row_norms
+from sordino.rng import forked_rng
 from sordino.version import tune_allocator
 
 _TINY, _HUGE = 1e-12, 1e15  # outside, squares of float32 lose digits
@@ -42,10 +44,38 @@ class Clipped:
     losses: Tensor  # [b]
 
 
+@contextmanager
+def ieee_products() -> Iterator[None]:
+    """Compute float32 products as IEEE asks, whatever the user allows for the model, and restore that afterwards.
+
+    Factors rounded to TF32 or bfloat16 make norms too small by up to 1e-4, so clipped gradients longer than the bound.
+    """
+    backends: Any = torch.backends
+    places = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):  # torch before 2.9
+        before = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("highest")
+        backends.cudnn.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before[0])
+            backends.cudnn.allow_tf32 = before[1]
+        return
+    allowed = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for place, precision in zip(places, allowed, strict=True):
+            place.fp32_precision = precision
+
+
 def clipped_sum(
     pieces: Pieces, named: Mapping[str, nn.Parameter], batch: int, clip_norm: float, scale: float = 1.0, norm: Norm = 2
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Return sum_j scale g_j min(1, C / ||scale g_j||) by parameter name, and the norms ||scale g_j|| [b].
+) -> tuple[dict[str, Tensor], Tensor, bool]:
+    """Return sum_j scale g_j min(1, C / ||scale g_j||) by parameter name, norms ||scale g_j|| [b], if all are finite.
 
     `scale` undoes a mean: b for a loss that is a mean over the batch, 1 for a sum. Sums of many records are in float64.
     """
@@ -55,16 +85,19 @@ def clipped_sum(
     device = next((p.device for p in named.values()), torch.device("cpu"))
     if not batch:
         none = torch.zeros(0, dtype=torch.float64, device=device)
-        return {name: torch.zeros_like(p) for name, p in named.items()}, none
+        return {name: torch.zeros_like(p) for name, p in named.items()}, none, True
+    finite = True
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         norms, sound = _fast_norms(pieces, torch.zeros(batch, dtype=torch.float64, device=device), clip_norm / scale)
         sound = sound if norm == 2 else torch.zeros_like(sound)
-        total = _weighted(pieces, named, factors(norms, clip_norm / scale).mul_(scale), sound)
+        index = None if bool(sound.all()) else sound.nonzero()[:, 0]  # one value read from the device
+        total = _weighted(pieces, named, factors(norms, clip_norm / scale).mul_(scale), index)
         if batch > FEW:
             total = {name: part.double() for name, part in total.items()}
-        if not bool(sound.all()):
+        if index is not None:
             _add_carefully(total, norms, pieces, named, (~sound).nonzero()[:, 0], clip_norm, scale, norm)
-    return total, norms if scale == 1 else norms * scale
+            finite = bool(norms.isfinite().all())
+    return total, norms if scale == 1 else norms * scale, finite
 
 
 def _fast_norms(pieces: Pieces, squares: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
@@ -82,9 +115,10 @@ def _fast_norms(pieces: Pieces, squares: Tensor, clip_norm: float) -> tuple[Tens
     return norms, sound
 
 
-def _weighted(pieces: Pieces, named: Mapping[str, nn.Parameter], factors: Tensor, chosen: Tensor) -> dict[str, Tensor]:
-    """Return the weighted sum over the chosen records; the others are left out, because 0 * inf is NaN."""
-    index = None if bool(chosen.all()) else chosen.nonzero()[:, 0]
+def _weighted(
+    pieces: Pieces, named: Mapping[str, nn.Parameter], factors: Tensor, index: Tensor | None
+) -> dict[str, Tensor]:
+    """Return the weighted sum over the records at `index` (None: all); the others are left out, as 0 * inf is not 0."""
     weights = factors if index is None else factors[index]
     in_kind = {kind: weights.to(kind) for kind in {sums_in(parameter) for parameter in named.values()}}
     total: dict[str, Tensor] = {}
@@ -227,7 +261,7 @@ class CheckedForward:
         tape, size = self.tape, batch.size
         calls, before, tape.calls, tape.batch = tape.calls, tape.batch, [], size
         try:
-            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            with forked_rng(), torch.enable_grad():
                 leaves = trained_outputs(self.run(batch.inputs), size, needed=size > 1)
                 tape.check_slices(leaves, sorted({0, size - 1}) if leaves else (), list(self.named.values()))
             return all(bool(y.isfinite().all()) for y in leaves)
@@ -268,7 +302,7 @@ class ClippedGradient(CheckedForward):
         if named.keys() != self.named.keys() or any(p is not named[name] for name, p in self.named.items()):
             self.restart(self.whole)  # parameters were frozen or unfrozen
         if not len(y):
-            return Clipped(*clipped_sum({}, named, 0, clip_norm), torch.zeros(0))
+            return Clipped(*clipped_sum({}, named, 0, clip_norm)[:2], torch.zeros(0))
         try:
             self.prepare((inputs, y), len(y))
             return self._recorded((inputs, y), clip_norm, norm)
@@ -291,7 +325,9 @@ class ClippedGradient(CheckedForward):
                 slopes = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
             if any(slope is not None for slope in slopes[1:]):
                 raise UnrecordableError("a parameter used outside the layer that owns it")
-            return Clipped(*clipped_sum(tape.pieces(), self.named, size, clip_norm, norm=norm), losses.detach())
+            with ieee_products():
+                found = clipped_sum(tape.pieces(), self.named, size, clip_norm, norm=norm)
+            return Clipped(*found[:2], losses.detach())
         finally:
             tape.clear()
 

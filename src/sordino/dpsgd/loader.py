@@ -37,7 +37,7 @@ from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, rela
 from sordino.dpsgd.own_code import RecordTransform
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import BY_CONSTRUCTION, TRUSTED, Grade
-from sordino.rng import Streams, at_global_rng_state, global_rng_state
+from sordino.rng import Streams, at_global_rng_state, forked_rng, global_rng_state
 
 TRIED = 4  # records that a collate_fn is tried on
 _FAILS = (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError)
@@ -60,7 +60,7 @@ def check_collate(loader: DataLoader[Any]) -> None:
             batch = loader.collate_fn(copy.deepcopy(some))
         return tree_flatten(dict(batch) if hasattr(batch, "keys") else batch)[0]
 
-    with torch.random.fork_rng(devices=[]), at_global_rng_state(rng_state):
+    with forked_rng(), at_global_rng_state(rng_state):
         records = [dataset[i] for i in range(min(TRIED, len(dataset)))]
     try:
         together = rows(records)
@@ -144,6 +144,7 @@ class BatchTensor:
 def _equal(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape:
         return False
+    b = b.to(a.device, non_blocking=True)
     return torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True))
 
 

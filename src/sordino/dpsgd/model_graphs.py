@@ -34,7 +34,7 @@ from sordino.graph import Captured, Grade, Layout, Traced, Tracing, UntraceableE
 from sordino.graph.capture import RECORDS, restored_state
 from sordino.graph.captured import flat, synthetic_batch
 from sordino.graph.rules import Rows
-from sordino.rng import Seeded
+from sordino.rng import Seeded, forked_rng
 
 _LOG = logging.getLogger(__name__)
 OUTLIER = 100.0  # times the usual size of an entry: shows mixing that only an unusual record triggers
@@ -344,7 +344,7 @@ class ModelGraphs:
         """Refuse a graph that writes into the model's parameters or buffers, which would store private records."""
         named = [("parameter", self.model.named_parameters()), ("buffer", self.model.named_buffers())]
         before = [(kind, name, tensor, tensor._version) for kind, found in named for name, tensor in found]
-        with torch.random.fork_rng(devices=[]):
+        with forked_rng():
             graph(self.model, *args, **kwargs)
         for kind, name, tensor, version in before:
             if tensor._version != version:
@@ -358,7 +358,7 @@ class ModelGraphs:
         tape = Tape(parameters[0].device if parameters else None)
         tape.batch = RECORDS
         rng = Seeded(0).at(0, "mixing")
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), checks.perturbed_parameters(self.model, rng):
+        with forked_rng(), torch.enable_grad(), checks.perturbed_parameters(self.model, rng):
             leaves = checks.trained_outputs(found(tape, self.model, args, kwargs), RECORDS)
             tape.check_slices(leaves, range(RECORDS), parameters)
 
@@ -377,7 +377,7 @@ class ModelGraphs:
         real = [own and x.is_floating_point() for x, own in zip(usual, records, strict=True)]
         outlier = [torch.cat([x[:1] * OUTLIER, x[1:]]) if own else x for x, own in zip(usual, real, strict=True)]
         rng = Seeded(0).at(0, "mixing")
-        with torch.random.fork_rng(devices=[]), checks.perturbed_parameters(self.model, rng), checks.frozen_rng():
+        with forked_rng(), checks.perturbed_parameters(self.model, rng), checks.frozen_rng():
             for batch in (usual, outlier):
                 together = tensors(batch)
                 if any(y.dim() == 0 or len(y) != RECORDS for y in together):

@@ -26,6 +26,7 @@ from sordino.dpsgd.own_code import LossCheck, RecordLoss, stale_code
 from sordino.dpsgd.processes import allow_wrapping, weights_digest
 from sordino.dpsgd.recording import Recording, clip_margin
 from sordino.dpsgd.settings import ALL, NoiseState, read_record
+from sordino.dpsgd.state_guard import DeviceChecks
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import TRUSTED, Grade, weakest
 from sordino.layout import Layout
@@ -113,16 +114,18 @@ class PrivateOptimizer(Optimizer):
             raise _loop("step(closure)", "one backward pass, then step()", "call loss.backward() yourself")
         self.recording.warning.end()
         self._check_loop()
-        self.recording.guard.check(full=os.urandom(1)[0] < 32)  # large tensors in one step of eight, at random
+        checks = DeviceChecks()
+        self.recording.guard.check(os.urandom(1)[0] < 32, checks)  # large tensors in one step of eight, at random
         settings = self.account.settings
         size = 0 if self.pending.piece is None else self.pending.piece.size
         if self.own is None:  # refuse a loss that is not a sum of terms of one record each
             self.check.check(self.recording.gradients, size)
         elif size:
-            self.own.verify()
+            self.own.verify(checks)
+        checks.read()
         scale = float(size) if settings.reduction == "mean" and not self.recording.mean_undone else 1.0
-        total, norms = self.recording.clipped_sum(settings.clip_norm * (1.0 - self.margin), scale or 1.0)
-        self._report(len(norms) - int(norms.isfinite().sum()))
+        total, lost = self.recording.clipped_sum(settings.clip_norm * (1.0 - self.margin), scale or 1.0)
+        self._report(lost)
         self._report_idle()
         self._add(total)
 

@@ -35,6 +35,7 @@ from sordino.data.clients import is_causal
 from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, relative_distance
 from sordino.dpsgd.rule_table import each_record
 from sordino.dpsgd.settings import Reduction
+from sordino.dpsgd.state_guard import DeviceChecks
 from sordino.errors import DataError, PlanError
 from sordino.graph import TRUSTED, Grade, Traced, Tracing, UntraceableError, weakest
 from sordino.graph.capture import RECORDS, Function
@@ -260,13 +261,16 @@ class RecordLoss(TracedFunction):
 
         leaf.register_hook(add)  # type: ignore[no-untyped-call]
 
-    def verify(self) -> None:
-        """Refuse a backward pass whose gradient is not that of this loss alone."""
+    def verify(self, checks: DeviceChecks) -> None:
+        """Refuse, when `checks` are read, a backward pass that came by another way than this loss alone."""
         slopes, self.slopes = self.slopes, []
-        if not slopes or any(not torch.allclose(a, b, rtol=1e-3, atol=1e-12, equal_nan=True) for a, b in slopes):
-            found = "a backward pass that is not that of optimizer.loss(output, target) alone"
-            fix = "call optimizer.loss(model(x), y).backward(), and put every term into that loss"
-            raise PlanError("loop", found, "the gradient of make_private's loss= alone", fix)
+        found = "a backward pass that is not that of optimizer.loss(output, target) alone"
+        fix = "call optimizer.loss(model(x), y).backward(), and put every term into that loss"
+        refusal = partial(PlanError, "loop", found, "the loss that make_private was given", fix)
+        if not slopes:
+            raise refusal()
+        for arrived, due in slopes:
+            checks.add(torch.isclose(arrived, due, rtol=1e-3, atol=1e-12, equal_nan=True).all(), refusal)
 
 
 def _checked_shape(values: Any, size: int) -> Tensor:
@@ -342,13 +346,15 @@ class OutputGradient:
     due: Tensor | None = None  # of the known loss, in place of `slope`
     size: int = 0  # of the batch
     agrees: bool = False  # whether the two are the same
+    ignored: bool = False  # whether some targets are ignored
 
     @classmethod
     def of(cls, output: Any, live: Sequence[Tensor], target: Tensor | None, size: int, check: LossCheck) -> list[Any]:
         """Return one object per output tensor; the target is assigned to the only tensor, or to `logits`."""
         main, found = getattr(output, "logits", output), []
         for one in live if size else ():
-            seen = cls(one.detach(), target if one is main else None, size=size)
+            own = target.to(one.device, non_blocking=True) if target is not None and one is main else None
+            seen = cls(one.detach(), own, size=size, ignored=has_ignored_targets(target))
             one.register_hook(partial(seen._replace, check))  # type: ignore[no-untyped-call]
             found.append(seen)
         return found
@@ -383,7 +389,7 @@ class OutputGradient:
         with torch.enable_grad():
             point = output.clone().requires_grad_()
             try:
-                if name == CROSS.kind and plain and not has_ignored_targets(target):
+                if name == CROSS.kind and plain and not self.ignored:
                     return CROSS.slope(output, target)
                 return torch.autograd.grad(known_loss(name)(point, target).sum(), point)[0]
             except (RuntimeError, ValueError, IndexError):
@@ -476,7 +482,7 @@ class LossCheck:
         due, slope = self._slope(seen), seen.slope
         if due is None or slope is None or slope.shape != due.shape:
             return False
-        return float((slope - due).norm()) <= 2e-3 * float(due.norm())
+        return bool((slope - due).norm() <= 2e-3 * due.norm())
 
     def check(self, outputs: Sequence[OutputGradient], size: int) -> None:
         """Refuse a loss that is not recognised, or whose reduction over the `size` records is not the declared one."""
@@ -491,7 +497,7 @@ class LossCheck:
                 self._check(one)
 
     def _check(self, seen: OutputGradient) -> None:
-        ignored = has_ignored_targets(seen.target)
+        ignored = seen.ignored
         if seen.agrees and self.first is not None and not ignored:
             return
         due, seen = seen.due, seen.finite()
@@ -558,7 +564,7 @@ def _near(value: float, wanted: float, tolerance: float = 1e-3) -> bool:
 
 
 def _proportional(slope: Tensor, expected: Tensor) -> bool:
-    return float((slope - expected).norm()) < 1e-3 * float(slope.norm())
+    return bool((slope - expected).norm() < 1e-3 * slope.norm())
 
 
 def _unknown(found: str) -> PlanError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -211,10 +211,17 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     if any(p not in known for p in held):
         raise ConfigError("an optimizer that holds a parameter of another module", "parameters of the model alone")
     if not any(p.requires_grad for p in held):
-        raise ConfigError("an optimizer without a trainable parameter of the model", "at least one such parameter")
-    away = next((name for name, p in model.named_parameters() if p.device != torch.device("cpu")), None)
-    if away is not None:
-        raise PlanError("engine", f"parameter '{away}' on another device", "a model on the CPU", "model.to('cpu')")
+        raise ConfigError("an optimizer without a trainable parameter of the model", "at least one")
+    check_devices({p.device for p in model.parameters()})
+
+
+def check_devices(devices: Collection[torch.device]) -> None:
+    """Refuse parameters on several devices, without memory, or on a device without float64 (clipped sums need it)."""
+    found = f"a model with parameters on {' and '.join(sorted(str(device) for device in devices))}"
+    if len(devices) > 1 or any(device.type == "meta" for device in devices):
+        raise PlanError("engine", found, "all of them on one device, with memory", "model.to(device) first")
+    if any(device.type == "mps" for device in devices):
+        raise PlanError("engine", found, "a device with float64, in which gradients are added up", "model.to('cpu')")
 
 
 def _check_labels(model: nn.Module, dataset: Any) -> None:
@@ -225,7 +232,8 @@ def _check_labels(model: nn.Module, dataset: Any) -> None:
     if y.dtype != torch.int64 or y.dim() != 1:
         return
     try:
-        scores = trial_outputs(model, torch.zeros_like(x[:1]))  # synthetic: the model's code sees no record
+        synthetic = torch.zeros_like(x[:1], device=next(model.parameters()).device)  # the model's code sees no record
+        scores = trial_outputs(model, synthetic)
     except DataError:
         return  # the loop may turn the records into what the model takes
     if isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > 1:

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from sordino.dpsgd.batch_independence import has_records, refuse_mixing, trained_outputs
-from sordino.dpsgd.clipped_sum import CheckedForward, clipped_sum
+from sordino.dpsgd.clipped_sum import CheckedForward, clipped_sum, ieee_products
 from sordino.dpsgd.loader import BatchPiece, InputCheck, PendingBatch
 from sordino.dpsgd.model_graphs import GraphPass, ModelGraphs
 from sordino.dpsgd.own_code import LossCheck, OutputGradient, stale_code, untraceable
@@ -190,13 +190,14 @@ class Recording:
         self.backwards += 1
         self.warning.begin()
 
-    def clipped_sum(self, clip_norm: float, scale: float) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the batch's clipped gradient sum by parameter name and the records' norms; discard the recording."""
-        pieces = self.tape.pieces() if self.tape.batch else {}
-        self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]
-        found = clipped_sum(pieces, self.named, self.tape.batch, clip_norm, scale)
+    def clipped_sum(self, clip_norm: float, scale: float) -> tuple[dict[str, Tensor], int]:
+        """Return the clipped sum of the batch by parameter name, and the number of records that are not finite."""
+        with ieee_products():
+            pieces = self.tape.pieces() if self.tape.batch else {}
+            self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]
+            total, norms, finite = clipped_sum(pieces, self.named, self.tape.batch, clip_norm, scale)
         self.forget()
-        return found
+        return total, 0 if finite else int((~norms.isfinite()).sum())
 
     def forget(self) -> None:
         """Discard everything recorded."""

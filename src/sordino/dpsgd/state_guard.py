@@ -5,8 +5,9 @@ its attributes; and a write through `.data` or numpy leaves no trace in a tensor
 
     digest(t) = the blocks of t's memory, each a sum of 8-byte words times random odd numbers, modulo 2^64
 
-A word that changed changes its block's sum for sure; several changes cancel with probability about 2^-63. The engines
-use `StateGuard` between clients.
+A word that changed changes its block's sum for sure; several changes cancel with probability about 2^-63. Tensors of an
+accelerator are summed where they are, and all their sums are compared by one read. The engines use `StateGuard` between
+clients.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.weight_norm import WeightNorm
 
 from sordino import codec
@@ -77,13 +80,19 @@ class StateGuard:
         self.marks.update(now)
         return changed
 
-    def check(self, full: bool = False) -> None:
-        """Refuse a state that differs from the reference."""
+    def check(self, full: bool = False, also: DeviceChecks | None = None) -> None:
+        """Refuse a state that differs from the reference; with `also` its read compares tensors of an accelerator."""
+        checks = DeviceChecks() if also is None else also
         seen = 0
         for name, item in module_state(self.model, full):
             seen += 1
-            if name not in self.marks or not self._same(self.marks[name], item, full):
+            same = name in self.marks and self._same(self.marks[name], item, full)
+            if isinstance(same, Tensor):
+                checks.add(same, partial(self._refusal, name))
+            elif not same:
                 raise self._refusal(name)
+        if also is None:
+            checks.read()
         if full and seen != len(self.marks):
             raise self._refusal(min(self.marks.keys() - {name for name, _ in module_state(self.model, full)}))
 
@@ -92,19 +101,47 @@ class StateGuard:
             return item if isinstance(item, _VALUES) else digest(item)
         return TensorDigest(item, _place(item), None if id(item) in self.moving else digest(item))
 
-    def _same(self, mark: Any, item: Any, full: bool) -> bool:
+    def _same(self, mark: Any, item: Any, full: bool) -> bool | Tensor:
         if isinstance(item, Tensor) and isinstance(mark, TensorDigest):
             if id(item) in self.moving or id(mark.tensor) in self.moving:
                 return item is mark.tensor and _place(item)[0] == mark.place[0]
             large = item.numel() > SMALL and not full
-            return (large and item is mark.tensor and _place(item) == mark.place) or digest(item) == mark.digest
+            return (large and item is mark.tensor and _place(item) == mark.place) or _same_digest(item, mark.digest)
         if isinstance(item, (Tensor, np.ndarray)):
-            return bool(digest(item) == mark)
+            return _same_digest(item, mark)
         return bool(item == mark) or (item != item and mark != mark)  # nan stays nan
 
     def _refusal(self, name: str) -> PlanError:
         needed = "a model that stores no records: stored records would be released without noise"
         return PlanError("state", f"{name}, which changed {self.doing}", needed, self.fix)
+
+
+class DeviceChecks:
+    """Results of checks, on an accelerator until `read` copies all of them to the host at once."""
+
+    def __init__(self) -> None:
+        self.passed: list[Tensor] = []
+        self.refusals: list[Callable[[], Exception]] = []
+
+    def add(self, passed: Tensor, refusal: Callable[[], Exception]) -> None:
+        """Add a check: a tensor of one boolean, and the error to raise where it is false."""
+        self.passed.append(passed)
+        self.refusals.append(refusal)
+
+    def read(self) -> None:
+        """Raise the error of the first check that failed."""
+        found = torch.stack(self.passed).tolist() if self.passed else []
+        for passed, refusal in zip(found, self.refusals, strict=True):
+            if not passed:
+                raise refusal()
+
+
+def _same_digest(item: Any, before: Any) -> bool | Tensor:
+    now = digest(item)
+    if isinstance(now, tuple) and isinstance(now[2], Tensor):
+        alike = isinstance(before, tuple) and now[:2] == before[:2] and isinstance(before[2], Tensor)
+        return now[2] == before[2] if alike and now[2].device == before[2].device else False
+    return bool(now == before)
 
 
 def _place(tensor: Tensor) -> tuple[int, int]:
@@ -121,8 +158,10 @@ def digest(item: Any) -> Any:
     if isinstance(item, Tensor):
         if _has_no_memory(item):
             return id(item)
+        if not item.is_cpu:
+            return item.dtype, item.shape, _device_digest(item.detach())
         array: Any
-        tensor = item.detach().cpu().contiguous()
+        tensor = item.detach().contiguous()
         try:
             array = tensor.numpy()
         except (TypeError, RuntimeError):  # bfloat16 and other types that numpy lacks, bits not yet conjugated
@@ -137,6 +176,17 @@ def digest(item: Any) -> Any:
     whole = len(memory) // (8 * BLOCK) * (8 * BLOCK)
     words = memory[:whole].view(np.int64).reshape(-1, BLOCK)
     return item.dtype, array.shape, zlib.crc32((words @ _KEY).tobytes(), zlib.crc32(memory[whole:]))
+
+
+def _device_digest(tensor: Tensor) -> Tensor:
+    """Return sum_i word_i key_i modulo 2^64 over a tensor's 8-byte words, by blocks of blocks."""
+    memory = tensor.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    words = F.pad(memory, (0, -len(memory) % 8)).view(torch.int64)
+    key = torch.from_numpy(_KEY).to(tensor.device)
+    while len(words) > 1:
+        chunks = [F.pad(chunk, (0, -len(chunk) % BLOCK)).view(-1, BLOCK) for chunk in torch.split(words, BLOCK * BLOCK)]
+        words = torch.cat([(chunk * key).sum(1) for chunk in chunks])
+    return words.sum()
 
 
 def module_state(
@@ -222,10 +272,10 @@ class ModelGuard:
         calls = {"state_dict": (self._export, lambda: None), "load_state_dict": (lambda: None, self.accept)}
         self.methods = [GuardedMethod(model, name, *calls[name]) for name in calls if name not in vars(model)]
 
-    def check(self, full: bool = True) -> None:
+    def check(self, full: bool = True, also: DeviceChecks | None = None) -> None:
         """Refuse a model that changed without a step of the private optimizer."""
         if self.methods:
-            self.state.check(full)
+            self.state.check(full, also)
 
     def _export(self) -> None:
         self.check()

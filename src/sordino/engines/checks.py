@@ -39,7 +39,7 @@ from sordino.parts.mechanisms import Preparation, Values
 from sordino.parts.record_samplers import RecordSampler
 from sordino.parts.releases import on_grid
 from sordino.plan import PREPARED, Plan, State
-from sordino.rng import Seeded, Streams, at_global_rng_state, global_rng_state
+from sordino.rng import Seeded, Streams, at_global_rng_state, forked_rng, global_rng_state
 from sordino.task import Task
 
 _LOG = logging.getLogger("sordino")
@@ -143,7 +143,7 @@ def _unreached(task: Task) -> tuple[list[str], int]:
     sides = (task.clients.records.x, task.clients.records.y)
     x, y = (torch.ones((2, *side.shape[1:]), dtype=side.dtype, device=task.device) for side in sides)
     try:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        with torch.enable_grad(), forked_rng():
             total: Any = task.losses(model(x), y * 0).sum()
     except (RuntimeError, ValueError, IndexError, TypeError):
         return [], len(named)  # the model cannot run on synthetic records

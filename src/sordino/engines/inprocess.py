@@ -28,7 +28,7 @@ from sordino.parts.local_solvers import Coins, LocalSolver, Work
 from sordino.parts.releases import own_message
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
-from sordino.rng import Streams
+from sordino.rng import Streams, forked_rng
 from sordino.task import Task
 from sordino.version import tune_allocator
 
@@ -147,16 +147,16 @@ class InProcessWorker(Worker):
         sizes = [self.task.clients.size(int(c)) for c in clients]
         each = zip(sizes, streams, clients, strict=True)
         drawn = [self.plan.local.indices(size, rng, t, int(c)) for size, rng, c in each]
-        coins = self.noise_streams([(self.plan, self.streams, int(c)) for c in clients], t)
+        generators = self.noise_streams([(self.plan, self.streams, int(c)) for c in clients], t)
         batches = self.reader.batches(clients, drawn)
         state = self._ordered(self.client_states.of(clients, start), inward=True)
         if public.broadcast:
             public = replace(public, broadcast={name: self.objective.inward(v) for name, v in public.broadcast.items()})
-        work = Work(self.objective, own, batches, len(clients), public, coins, state)
+        work = Work(self.objective, own, batches, len(clients), public, generators, state)
         if self.path == "batched":
             rows = self.plan.local.solve(work)
         else:
-            with torch.random.fork_rng(devices=[]):  # for dropout and other layers that draw random numbers
+            with forked_rng():  # for dropout and other layers that draw random numbers
                 torch.manual_seed(int(self.streams.at(t, "model", int(clients[0])).integers(2**63)))
                 rows = self.plan.local.solve(work)
         if state:

@@ -31,7 +31,7 @@ from sordino.parts.clipping import FEW, factors, row_norms
 from sordino.parts.gradients import Ball, Batch, Moreau, Objective
 from sordino.parts.losses import Loss
 from sordino.plan import Plan
-from sordino.rng import Streams
+from sordino.rng import Streams, forked_rng
 from sordino.task import Task
 
 MADE_UP = 13  # synthetic records for a comparison: few, and unlike the length of anything else
@@ -126,7 +126,7 @@ class OneClient:
         if self.compared or self.fast is None:
             return self.fast
         self.compared, (x, y), before = True, self.program.sample(MADE_UP), self.row.clone()
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
+        with forked_rng(), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vmap warns where it is slow: this is one batch
             self.row.add_(torch.arange(self.layout.size).sin().to(self.row), alpha=0.1)
             try:
@@ -342,6 +342,6 @@ def step_flops(task: Task, batch: int) -> float:
 
     for module in model.modules():
         module.register_forward_hook(count)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), forked_rng():
         model(task.program.sample(2)[0])
     return 3.0 * batch * total / 2

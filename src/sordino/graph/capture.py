@@ -27,6 +27,7 @@ from sordino import codec
 from sordino.graph import BY_CONSTRUCTION, PER_RECORD, Grade, captured
 from sordino.graph.captured import Captured, Leaf, UntraceableError, flat, synthetic_batch, torch_layer
 from sordino.graph.flow import Layout, Reason, dependence
+from sordino.rng import forked_rng
 
 SAME = 1e-4  # relative: a graph and its module, values and gradients
 UNFIT = "synthetic records do not fit"
@@ -244,7 +245,7 @@ def _with_gradients(
 ) -> list[Tensor | None]:
     args, kwargs = tree_unflatten(sample, form)
     parameters = [p for p in module.parameters() if p.requires_grad]
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), restored_state(module):
+    with forked_rng(), torch.enable_grad(), restored_state(module):
         torch.manual_seed(0)
         outputs = [y for y in tree_flatten(run(*args, **kwargs))[0] if isinstance(y, Tensor)]
         moving = [y.float().square().sum() for y in outputs if y.requires_grad]
@@ -258,7 +259,7 @@ def _with_gradients(
 def answers(graph: Captured, module: nn.Module, sample: list[Any], form: TreeSpec, seed: int = 0) -> list[Tensor]:
     """Return the output tensors of a graph, computed with a fixed torch seed."""
     args, kwargs = tree_unflatten(sample, form)
-    with torch.random.fork_rng(devices=[]):
+    with forked_rng():
         torch.manual_seed(seed)
         return [y.detach() for y in tree_flatten(graph(module, *args, **kwargs))[0] if isinstance(y, Tensor)]
 

@@ -22,6 +22,7 @@ from torch.fx.graph import CodeGen
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from sordino import codec
+from sordino.rng import forked_rng
 
 Leaf = Callable[[nn.Module], bool]
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -120,7 +121,7 @@ def pinned() -> Iterator[None]:
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with forked_rng():
             yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
@@ -229,7 +230,7 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), redirect_stderr(io.StringIO()):
+        with warnings.catch_warnings(), forked_rng(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -32,6 +32,7 @@ from sordino.data.metrics import FunctionMetric
 from sordino.errors import ConfigError, UserError, brief_repr
 from sordino.layout import Layout
 from sordino.parts.losses import Loss
+from sordino.rng import forked_rng
 from sordino.task import Task
 
 Shape = tuple[int, ...]  # of ONE record, without the batch axis
@@ -62,7 +63,7 @@ def build_seeded(spec: Architecture, shape: Shape, outputs: int, seed: int) -> n
             raise ConfigError(f"{name} for records of shape {list(shape)} ({error})", "a smaller net") from None
         if count > LARGEST:
             raise ConfigError(f"{name} of {count:,} parameters", f"at most {LARGEST:,}", "make its layers narrower")
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with forked_rng(), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         return spec.build(shape, outputs)
 

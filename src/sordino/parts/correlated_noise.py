@@ -76,7 +76,12 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         rng = coins("server noise")
         if is_secure(rng):
             memory = {name: held.double() if held.is_floating_point() else held for name, held in memory.items()}
-        noise, memory = self.strategy.step(lambda: torch.from_numpy(self.mechanism.sample(total.numel(), rng)), memory)
+        memory = {name: held.to(total.device) if held.dim() else held for name, held in memory.items()}  # no counters
+
+        def draw() -> Tensor:
+            return torch.from_numpy(self.mechanism.sample(total.numel(), rng)).to(total.device)
+
+        noise, memory = self.strategy.step(draw, memory)
         return total + noise.view_as(total), dict(memory)
 
     def event(self) -> Event:

@@ -242,7 +242,7 @@ def own_message(
 def _add(total: Tensor, mechanism: Mechanism, rng: np.random.Generator) -> Tensor:
     import torch  # here, so that privacy calculators do not load torch
 
-    noise = torch.from_numpy(mechanism.sample(total.numel(), rng))
+    noise = torch.from_numpy(mechanism.sample(total.numel(), rng)).to(total.device)
     return total + (noise if total.dim() == 1 else noise.view_as(total))
 
 

@@ -137,7 +137,7 @@ class Toeplitz(Strategy):
         import torch
 
         past = memory["past"]  # the noise of the last rounds, the newest first
-        weights = torch.from_numpy(np.asarray(self.column(len(past) + 1)[1:], dtype=np.float64)).to(past.dtype)
+        weights = torch.from_numpy(np.asarray(self.column(len(past) + 1)[1:], dtype=np.float64)).to(past)
         noise = (fresh() - weights @ past[: len(weights)]).to(past.dtype)
         return noise.double(), {"past": torch.cat([noise[None], past])[: len(self.column(LONG)) - 1]}
 
@@ -222,10 +222,8 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
         return {"past": torch.zeros(len(self.weights) or self.buffers, length, dtype=torch.float64)}
 
     def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
-        import torch
-
         past = memory["past"]
-        weights, decays = (torch.tensor(side, dtype=past.dtype) for side in (self.weights, self.decays))
+        weights, decays = (past.new_tensor(side) for side in (self.weights, self.decays))
         noise = fresh() - weights @ past
         return noise, {"past": past.mul(decays[:, None]).add_(noise)}
 
@@ -323,7 +321,7 @@ class _Banded(Toeplitz):
         past, t = memory["past"], int(memory["at"])
         place = t % len(past)
         weights = np.concatenate([[0.0], self.row(t)[1:]])[(place - np.arange(len(past))) % len(past)]
-        noise = (fresh() - torch.from_numpy(weights).to(past.dtype) @ past).to(past.dtype)
+        noise = (fresh() - torch.from_numpy(weights).to(past) @ past).to(past.dtype)
         past[place] = noise
         return noise.double() * self.scale(t), {"past": past, "at": torch.tensor(t + 1)}
 
