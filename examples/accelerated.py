@@ -14,7 +14,7 @@ x = torch.randn(600, 10)
 records = TensorDataset(x, (x[:, 0] + x[:, 1] > 0).long())
 accelerator = Accelerator(cpu=True)
 net: nn.Module = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 2)).to(accelerator.device)
-model, private, loader = so.dpsgd.make_private(
+model, private, loader = so.make_private(
     net, torch.optim.SGD(net.parameters(), lr=0.5), DataLoader(records, batch_size=60), epochs=5, epsilon=2.0
 )
 schedule = torch.optim.lr_scheduler.StepLR(private, step_size=20)

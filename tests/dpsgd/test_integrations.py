@@ -278,3 +278,27 @@ def test_accumulation_by_accelerate_is_refused_with_the_fix() -> None:
 def test_mixed_precision_by_accelerate_is_refused() -> None:
     with pytest.raises(PlanError, match="_original_forward"):
         accelerator(mixed_precision="bf16").prepare(*private())
+
+
+def test_a_closure_runs_once_and_its_step_is_that_of_a_loop() -> None:
+    plain, parts, losses = private(), private(), []
+    train(plain)
+    for x, y in parts[2]:
+
+        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+            loss = F.cross_entropy(parts[0](x), y)
+            parts[1].zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        losses.append(parts[1].step(closure))
+    assert torch.equal(weights(plain[0]), weights(parts[0]))
+    assert all(loss.isfinite() for loss in losses)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of lightning itself
+def test_the_example_of_lightning_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lightning", reason="lightning is not installed: its example did not run")
+    found = ran("lightning_loop.py", tmp_path, monkeypatch)
+    assert found["optimizer"].steps == 30
+    assert found["certificate"]["epsilon"] == found["optimizer"].get_epsilon() <= 2.0

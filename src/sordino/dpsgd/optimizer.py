@@ -108,10 +108,10 @@ class PrivateOptimizer(Optimizer):
         """Number of noised steps so far."""
         return self.account.steps
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Add a piece's clipped gradients; after the last piece of a batch add noise, smooth, and take the step."""
-        if closure is not None:
-            raise _loop("step(closure)", "one backward pass, then step()", "call loss.backward() yourself")
+        with torch.enable_grad():
+            loss = None if closure is None else closure()  # the one backward pass, as Lightning has it
         self.recording.warning.end()
         self._check_loop()
         checks = DeviceChecks()
@@ -128,6 +128,7 @@ class PrivateOptimizer(Optimizer):
         self._report(lost)
         self._report_idle()
         self._add(total)
+        return loss
 
     def loss(self, output: Any, *targets: Any) -> Tensor:
         """Return the batch mean of make_private's `loss`; the loop calls backward() on the result."""
