@@ -14,6 +14,9 @@ import torch
 import torch.distributed as dist
 from tests.dpsgd.loops import Parts, data, mlp, private, train, weights
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -117,11 +120,69 @@ CASES: dict[str, Callable[[Path], Found]] = {
 }
 
 
-def secure_step(folder: Path) -> Found:
+def shard(model: nn.Module, **options: Any) -> nn.Module:
+    """The model, cut by fully_shard over all ranks where there are any: one layer by itself, then the rest."""
+    if dist.is_initialized():
+        for part in (*[part for part in model.children() if isinstance(part, nn.Linear)][:1], model):
+            fully_shard(part, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), **options)
+    return model
+
+
+def sharded_loop(**settings: Any) -> Found:
+    parts = private(shard(mlp()), epochs=2, **settings)
+    train(parts, epochs=2)
+    return {**outcome(parts), "held": state_size(parts)}
+
+
+def state_size(parts: Parts) -> int:
+    """Numbers of the optimizer's state on this rank."""
+    held = [item for state in parts[1].state.values() for item in state.values() if isinstance(item, Tensor)]
+    return sum((item.to_local() if isinstance(item, DTensor) else item).numel() for item in held if item.dim())
+
+
+def sharded_resume() -> Found:
+    """Every rank continues with its own part of the optimizer's state, and with the whole model."""
+    before = private(shard(mlp()), epochs=2, optimizer=torch.optim.Adam)
+    train(before)
+    parts = private(shard(mlp(9)), epochs=2, optimizer=torch.optim.Adam)
+    parts[0].load_state_dict(before[0].state_dict())
+    parts[1].load_state_dict(before[1].state_dict())
+    train(parts)
+    return {**outcome(parts), "held": state_size(parts)}
+
+
+SHARDED: dict[str, Callable[[], Found]] = {
+    "momentum": lambda: sharded_loop(optimizer=_momentum),
+    "adam in pieces, with smoothing": lambda: sharded_loop(
+        optimizer=torch.optim.Adam, smoothing=1.0, max_physical_batch_size=2
+    ),
+    "correlated noise": lambda: sharded_loop(optimizer=_momentum, strategy=so.parts.Banded(3)),
+    "a resumed loop": sharded_resume,
+}
+
+
+def _momentum(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+
+
+def sharded_later() -> None:
+    parts = private()
+    shard(parts[0])
+    train(parts)
+
+
+def other_mesh() -> None:
+    model = mlp()
+    fully_shard(model, mesh=init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("copies", "shards")))
+    private(model)
+
+
+def secure_step(folder: Path, cut: Callable[[nn.Module], nn.Module] = lambda model: model) -> Found:
     """One step of a large model for release, whose moves are noise: std of the noise on the sum, in clip norms."""
     torch.manual_seed(1)
-    model = nn.Linear(WIDE // 2, 2, bias=False)
+    model: nn.Module = nn.Linear(WIDE // 2, 2, bias=False)
     before = weights(model)
+    model = cut(model)
     loader = DataLoader(data(60, (WIDE // 2,), 2), batch_size=60)
     parts = private(model, loader=loader, optimizer=_unit_sgd, noise="secure", noise_multiplier=2.0)
     train(parts)
@@ -194,8 +255,14 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "rows": (lambda: private(dataset=data(seed=rank())), "rows of the data set of rank 1 that differ"),
     "learning rates": (lambda: private(optimizer=_own_rate), "settings of the optimizer of rank 1 that differ"),
     "weights": (lambda: train(private(mlp(seed=1 + rank()))), "weights of rank 1 that differ"),
-    "steps": (rank_zero_loads, "ranks that have taken 5 and 0 and 0 steps"),
+    "steps": (rank_zero_loads, "ranks that have taken 5 and 0 and 0 and 0 steps"),
     "wrapped afterwards": (wrapped_afterwards, "leave DistributedDataParallel out, or wrap the model before"),
+    "sharded afterwards": (sharded_later, "a private model that fully_shard has cut"),
+    "another mesh": (other_mesh, "parameter '0.weight' on a mesh that is not one row of all ranks"),
+    "another precision": (
+        lambda: private(shard(mlp(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))),
+        "a MixedPrecisionPolicy",
+    ),
     "the wrapper used afterwards": (use_wrapper_afterwards, "the model that make_private returned"),
 }
 
@@ -212,10 +279,15 @@ def lost_rank() -> str:
     return refusal(lambda: train(parts))
 
 
+def sharded(folder: Path) -> Found:
+    return {"sharded": {name: case() for name, case in SHARDED.items()}, "sharded, secure": secure_step(folder, shard)}
+
+
 def everything(folder: Path) -> Found:
     one = CASES["a plain model"]
     return {
         "honest": {name: case(folder) for name, case in CASES.items()},
+        **sharded(folder),
         "secure": secure_step(folder),
         "noise on every rank": noise_on_every_rank(one, folder),
         "noise on every rank, secure": noise_on_every_rank(secure_step, folder),
@@ -230,4 +302,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     meeting = f"file://{folder / 'meeting'}"
     dist.init_process_group("gloo", init_method=meeting, rank=own, world_size=size, timeout=timedelta(seconds=60))
-    torch.save(everything(folder), folder / f"rank{own}.pt")
+    torch.save((everything if size > 2 else sharded)(folder), folder / f"rank{own}.pt")

@@ -11,22 +11,20 @@ from typing import Any
 
 import pytest
 import torch
-from tests.dpsgd.as_rank import CASES, REFUSALS, Found, continued, loop
+from tests.dpsgd.as_rank import CASES, REFUSALS, SHARDED, Found, continued, loop
 from tests.pages import blocks, titled
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZE = 3  # ranks: batches of 12 have pieces of different lengths, and batches of 2 leave some rank without a record
+SIZE = 4  # ranks: batches of about 12 are cut into unequal parts, and batches of 2 leave some rank without a record
 
 
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def play(folder: Path, size: int) -> Path:
     """The folder in which all ranks, real processes, left what they found."""
-    folder = tmp_path_factory.mktemp("ranks")
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     script = [sys.executable, str(ROOT / "tests" / "dpsgd" / "as_rank.py"), str(folder)]
     ranks = [
-        subprocess.Popen([*script, str(own), str(SIZE)], env=environment, stderr=subprocess.PIPE, text=True)
-        for own in range(SIZE)
+        subprocess.Popen([*script, str(own), str(size)], env=environment, stderr=subprocess.PIPE, text=True)
+        for own in range(size)
     ]
     try:
         errors = [one.communicate(timeout=600)[1] for one in ranks]
@@ -35,6 +33,18 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for one in ranks:
             one.kill()
     return folder
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return play(tmp_path_factory.mktemp("ranks"), SIZE)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    """What two ranks found of sharded models."""
+    folder = play(tmp_path_factory.mktemp("pair"), 2)
+    return [torch.load(folder / f"rank{own}.pt", weights_only=False) for own in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +104,26 @@ def test_ranks_that_would_not_give_one_model_are_refused_on_every_rank(name: str
     for one in found:
         assert REFUSALS[name][1] in one["refusals"][name]
         assert "needed" in one["refusals"][name]
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_sharded_model_of_two_and_four_ranks_is_that_of_one_process(
+    name: str, found: list[Found], pair: list[Found]
+) -> None:
+    alone = SHARDED[name]()
+    for ranks in (found, pair):
+        every = [one["sharded"][name] for one in ranks]
+        assert all(distance(own, alone) < 1e-5 for own in every)
+        assert all(comparable(own["certificate"]) == comparable(alone["certificate"]) for own in every)
+        assert sum(own["held"] for own in every) == alone["held"]  # each rank has its part of the optimizer's state
+        assert max(own["held"] for own in every) < 0.7 * alone["held"]
+
+
+def test_secure_noise_of_a_sharded_model_is_drawn_once(found: list[Found], pair: list[Found]) -> None:
+    for ranks in (found, pair):
+        every = [one["sharded, secure"] for one in ranks]
+        assert all(torch.equal(own["weights"], every[0]["weights"]) for own in every)
+        assert every[0]["std"] == pytest.approx(2.0, rel=0.03)
 
 
 def test_the_loop_of_the_page_trains_one_model_under_torchrun(tmp_path: Path) -> None:

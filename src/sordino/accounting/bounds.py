@@ -1,4 +1,4 @@
-"""Bounds on one message before noise, from which costs follow. Local solvers and encode steps state them."""
+"""Bounds on a client's message before noise, from which privacy costs follow; set by local solvers and encode steps."""
 
 from __future__ import annotations
 

@@ -47,14 +47,14 @@ LOST = 1e-15  # of delta, for rounds of several steps that one draw decides
 class Participation:
     """How often the data were used: number of releases, and rounds of the client with the most rounds.
 
-    max_participations   rounds that certainly included the client: by a public sampler, or as drawn where cohorts are
-                         seen
-    per_client           the same for every client, where cohorts are seen
+    max_participations   rounds that certainly included the client: by a public sampler, or counted where cohorts
+                         are visible
+    per_client           `max_participations` of every client, where cohorts are visible
     sampled_rounds       further rounds that may include a client at random: a forecast, or cohorts not recorded
     repeated             rounds run again after a kill, from 0, once for each time: of the same clients and records
-    repeats              their number: more than `repeated` lists where a silo's receipts say so (of any client)
-    end_reveals_cohorts  a budget ends the run by who was drawn, so its end reveals something of the sampling
-    prepared             how often the plan's preparations were released: more than once if a kill lost them
+    repeats              number of repeated rounds; may exceed the length of `repeated` by silos' receipts
+    end_reveals_cohorts  whether a budget decides when the run ends, so that its end depends on the drawn cohorts
+    prepared             how often the releases before round 1 were made (more than once after a kill)
     """
 
     releases: int

@@ -152,7 +152,7 @@ class PoissonSampled(_Amplified, kind="poisson_sampled"):
         return self.rate
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
-        """(1-q) Q + q P against Q in both orders; against (1-q) Q + q P', P and P' opposite, if replaced."""
+        """Return the pair (1-q) Q + q P against Q; for replace_one against (1-q) Q + q P', with P' = P mirrored."""
         if relation != "replace_one":
             return tuple(pairs.poisson_sampled(self.rate, pair) for pair in _mirror_pairs(self.event, relation, share))
         gaussian = self.event.is_gaussian

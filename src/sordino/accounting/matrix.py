@@ -296,7 +296,7 @@ class DriftSearch:
         return float(np.log(value / rounds)), slopes.ravel() / value
 
     def _slopes(self, made: Floats, r: Floats, adjoint: Floats, by: Floats) -> Floats:
-        """-sum_s x_s^i sum_u L_{s+j, u} R_{s, u} + sum_s x_s^i by_s P_{s+j, s}  for i = 0, 1 and bands j >= 1."""
+        """Return the gradient in c_j (i = 0), d_j (i = 1): sum_s x_s^i (by_s P_{s+j,s} - sum_u L_{s+j,u} R_{s,u})."""
         rounds = self.goal.rounds
         size, pace = 2 * rounds, drift_shares(rounds, rounds)
         theirs = np.fft.rfft(adjoint, size, axis=0)

@@ -343,10 +343,10 @@ class Composition:
 
 
 class _Law:
-    """The distribution of the finite losses of one release, prepared for tilting.
+    """Distribution of one release's finite privacy losses, prepared for exponential tilting.
 
-    `rough` is a summary in blocks: the sum of masses exp(theta l) takes a block as its mass at its mean loss, which is
-    off by (theta width)^2 / 8 of that mass.
+    `rough` is a summary in blocks for fast moment sums: each block counts as its mass at its mean loss, an error of
+    (theta width)^2 / 8 of that mass.
     """
 
     def __init__(self, losses: Losses) -> None:

@@ -32,7 +32,7 @@ def padded(column: Floats, rounds: int) -> Floats:
 
 
 def dense(column: Floats, rounds: int) -> Floats:
-    """Return the lower triangular Toeplitz matrix of a first column: for small sizes."""
+    """Return the dense lower triangular Toeplitz matrix with this first column."""
     return np.asarray(scipy.linalg.toeplitz(padded(column, rounds), np.zeros(rounds)))
 
 

@@ -50,7 +50,7 @@ def parse(text: str | bytes, name: str = "certificate.json") -> Any:
 
 
 def compare_text(stored: Any, text: str, computed: dict[str, Any], name: str = "certificate.json") -> None:
-    """Raise `CertificateError` unless two certificate texts agree in values, in the digits of numbers, and exactly."""
+    """Raise `CertificateError` unless the stored certificate text equals the recomputed one."""
     compare(stored, computed)
     compare(*(json.loads(one, parse_float=str, parse_int=str) for one in (text, text_of(computed))))
     if text != text_of(computed):

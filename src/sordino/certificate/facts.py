@@ -1,12 +1,10 @@
 """Facts of a run that its certificate needs beside the plan, the resulting cost, and checks of the counts.
 
-    rounds accounted >= max(rounds charged - rounds replayed, charges by any silo's receipts), and at least the planned
-                        ones, unless a budget ended the run; more only by rounds that were run again
-    count(line)      <= rounds accounted * releases a round makes of one unit; with rounds that were drawn before a run
-                        was cut beside them
-    count(line)       = that, where the unit is in every round that is accounted
+    rounds accounted >= max(rounds charged - rounds replayed, charges by any silo's receipts, rounds planned)
+                        (without the planned ones if a budget ended the run; more only by repeated rounds)
+    count(line)      <= rounds accounted * releases of one unit per round, with equality if a unit is in every round
 
-A line counts the rounds of one unit (client, or record): fewer than are accounted where it cannot have been in all.
+where count(line) is the number of releases of one unit (client or record) in one adversary's line of the cost.
 
 The last section has earlier runs from whose weights a run started, their costs, and the cost of all together:
 
@@ -33,7 +31,7 @@ from sordino.accounting.events import Event, Relation
 from sordino.accounting.rounding import upto, upward
 from sordino.errors import CertificateError
 from sordino.graph import GRADES, Grade
-from sordino.ledger.totals import Item, Standing
+from sordino.ledger.totals import Item, Statement
 from sordino.rng import Mode
 
 if TYPE_CHECKING:
@@ -141,7 +139,7 @@ class Facts:
     receipts: tuple[int, ...] = ()  # charges that every silo reports, where clients are elsewhere
     replayed: int = 0  # charges that every silo answered with the message it had sent before: no new release
     selection: Selection | None = None  # of many runs, this is the best
-    ledger: Standing | None = None  # what the data set has spent in all, where a ledger was charged
+    ledger: Statement | None = None  # what the data set has spent in all, where a ledger was charged
     environment: tuple[dict[str, str], ...] = ()  # every set of versions that computed some of it
     utility: dict[str, float] | None = None  # the last figures on public rows
     prepared: int = 0  # how often the plan's preparations were charged

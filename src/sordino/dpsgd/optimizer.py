@@ -23,7 +23,7 @@ from sordino.data.lineage import declared_frozen
 from sordino.dpsgd import account as accounts
 from sordino.dpsgd.loader import InputCheck, PendingBatch
 from sordino.dpsgd.own_code import LossCheck, RecordLoss, stale_code
-from sordino.dpsgd.processes import allow_wrapping, weights_digest
+from sordino.dpsgd.processes import Shards, allow_wrapping, weights_digest
 from sordino.dpsgd.recording import Recording, clip_margin
 from sordino.dpsgd.settings import ALL, NoiseState, read_record
 from sordino.dpsgd.state_guard import DeviceChecks
@@ -76,6 +76,7 @@ class PrivateOptimizer(Optimizer):
         self.compared = 0  # the loop over the loader in which the loss was last compared with its graph
         self.batch_code: Callable[[], list[tuple[Grade, str]]] = list  # of code that makes batches
         self.not_finite = 0  # records that counted as zero so far: not private
+        self.shards = Shards(recording.model)  # none, unless make_private has gathered the model
         self.joined = -1  # the loop over the loader in which the weights of all ranks were last compared
         self.found: list[Any] = []  # what the certificate says of the loss and of own code, when it was last exchanged
         self.others: list[Any] = []  # the same of every rank
@@ -183,13 +184,14 @@ class PrivateOptimizer(Optimizer):
         """Charge the step, add noise, set the noised gradients, and take the inner optimizer's step."""
         self._sum_over_ranks()
         views = self.layout.views(self._noised(self.account.charge()))
-        noised = {p: views[name] for name, p in self.recording.named.items() if p.requires_grad}
+        noised: dict[Tensor, Tensor] = {p: views[n] for n, p in self.recording.named.items() if p.requires_grad}
         for parameter in self._parameters():
-            own = noised.get(parameter)
-            parameter.grad = None if own is None else own.to(parameter.dtype)
+            own = noised.get(self.shards.of(parameter))
+            parameter.grad = None if own is None else self.shards.part(parameter, own.to(parameter.dtype))
         self.released = True
         try:
-            self.inner.step()
+            with self.shards.stepping():
+                self.inner.step()
         finally:
             self.released = False
             self.recording.guard.stepped_on()
@@ -231,7 +233,7 @@ class PrivateOptimizer(Optimizer):
         """Refuse a step that the certificate would not cover, before anything is changed."""
         recording, piece = self.recording, self.pending.piece
         known = set(recording.named.values())
-        if any(p.requires_grad and p not in known for p in self._parameters()):
+        if any(p.requires_grad and self.shards.of(p) not in known for p in self._parameters()):
             found = "a parameter that was added or unfrozen after make_private"
             fix = "call make_private again (a new certificate)"
             raise _loop(found, "the parameters of the call of make_private", fix)

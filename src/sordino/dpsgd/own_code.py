@@ -48,7 +48,7 @@ from sordino.parts.losses import (
     Logistic,
     LossFunction,
     Mse,
-    keeps_apart,
+    is_record_wise,
     loss_of,
 )
 from sordino.rng import at_global_rng_state, global_rng_state
@@ -158,7 +158,7 @@ def named_loss(kind: str, model: nn.Module) -> tuple[PerRecord, bool]:
         logits = output if isinstance(output, Tensor) else output.logits
         return own(logits[:, :-1], labels[:, 1:]) if shift else own(logits, labels)
 
-    return each, keeps_apart(own)
+    return each, is_record_wise(own)
 
 
 class RecordLoss(TracedFunction):

@@ -414,7 +414,7 @@ class Tape:
                 raise UnrecordableError("layers whose gradient for one record touches other records")
 
     def records(self, x: Tensor, axis: int, tail: int) -> Tensor:
-        """Reshape a tensor with the records along `axis` to [b, T, ...]; the last tail - 1 dimensions stay."""
+        """Return x as [b, T, ...] with records first; T merges all other dimensions but the last `tail` - 1."""
         if axis == 0 and self.batch and x.dim() and len(x) != self.batch and len(x) % self.batch == 0:
             x = x.view(self.batch, -1, *x.shape[1:])  # records times positions, flattened: `leaks` verifies it
         self.check(x, axis, tail)

@@ -21,7 +21,7 @@ from sordino.dpsgd.account import Account, LedgerAccount
 from sordino.dpsgd.loader import PendingBatch, PrivateLoader, check_collate, grade_collate, rows_hash
 from sordino.dpsgd.optimizer import PrivateOptimizer
 from sordino.dpsgd.own_code import PerRecord, RecordLoss, RecordTransform, named_loss
-from sordino.dpsgd.processes import Ranks, group_options, refuse_wrapping, unwrapped
+from sordino.dpsgd.processes import Ranks, Shards, group_options, refuse_wrapping, unwrapped
 from sordino.dpsgd.recording import RecordedForward, Recording
 from sordino.dpsgd.settings import Reduction, Settings, batches, calibrate_noise, checked_delta, loop_plan
 from sordino.errors import ConfigError, DataError, PlanError
@@ -94,10 +94,11 @@ def make_private(
         raise ConfigError(f"max_physical_batch_size = {max_physical_batch_size}", "a whole number of at least 1")
     _refuse_prepared(model, optimizer, loader)
     model, size = unwrapped(model), _check_loader(loader)
+    shards = Shards(model)
     refuse_layers(model, statistics=False)
     _refuse_checkpointing(model)
     refuse_mixing(model)
-    _check_optimizer(model, optimizer)
+    _check_optimizer(model, optimizer, shards)
     _check_labels(model, loader.dataset)
     check_collate(loader)
     delta, chosen = checked_delta(delta, size, allow_large_delta), batches(loader.batch_size or 0, size, strategy)
@@ -111,7 +112,7 @@ def make_private(
     planned = EarlierRun.of_cost(plan.forecast, delta, account.run, lineage.IN_PROCESS)
     lineage.attach_lineage(model, (*account.earlier, planned))  # a run that begins with these weights adds their cost
     lineage.register_loop(account.run, account.cost)
-    _freeze_others(model, optimizer)
+    _freeze_others(model, optimizer, shards)
     refuse_wrapping(model)
     pending, rng, count = PendingBatch(), ranks.streams(noise, seed), settings.records.count
     expected = min(count, (max_physical_batch_size or count) * ranks.size)  # one record more moves a piece of each rank
@@ -123,7 +124,7 @@ def make_private(
     change = None if transform is None else RecordTransform(transform, trusted)
     collate = grade_collate(loader, own_code is None and noise == "secure")
     private = PrivateOptimizer(optimizer, recording, account, pending, rng, own)
-    private.records = records
+    private.records, private.shards = records, shards
     private.batch_code = lambda: [collate, *([] if change is None else [change.grade])]
     return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change)
 
@@ -155,9 +156,9 @@ def _join_ranks(
     return ranks
 
 
-def _freeze_others(model: nn.Module, optimizer: Optimizer) -> None:
+def _freeze_others(model: nn.Module, optimizer: Optimizer, shards: Shards) -> None:
     """Freeze parameters that the optimizer does not hold: they are no part of a record's gradient."""
-    held = {p for group in optimizer.param_groups for p in group["params"]}
+    held = {shards.of(p) for group in optimizer.param_groups for p in group["params"]}
     for parameter in model.parameters():
         if parameter not in held:
             parameter.requires_grad_(False)
@@ -197,7 +198,7 @@ def _check_loader(loader: DataLoader[Any]) -> int:
     return len(dataset)
 
 
-def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+def _check_optimizer(model: nn.Module, optimizer: Optimizer, shards: Shards) -> None:
     hooks = [getattr(hook, "__self__", None) for hook in optimizer._optimizer_step_pre_hooks.values()]
     if any(
         isinstance(part, PrivateOptimizer | RecordedForward) for part in (optimizer, vars(model).get("forward"), *hooks)
@@ -207,7 +208,7 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     if isinstance(optimizer, LBFGS):
         raise ConfigError("LBFGS, which evaluates the loss many times per step", "one gradient per step", "use SGD")
     known = set(model.parameters())
-    held = [p for group in optimizer.param_groups for p in group["params"]]
+    held = [shards.of(p) for group in optimizer.param_groups for p in group["params"]]
     if any(p not in known for p in held):
         raise ConfigError("an optimizer that holds a parameter of another module", "parameters of the model alone")
     if not any(p.requires_grad for p in held):

@@ -5,15 +5,17 @@
 The rows of a batch are drawn once for all ranks. A record's gradient is computed whole on one rank, so clipping needs
 no exchange. Noise is added to the sum of all ranks, from one stream that all of them open: its key is a hash of the
 seed in simulation; for release rank 0 takes a new key from the operating system for each stream, and broadcasts it. So
-all ranks hold the same weights, and the release, its event and its cost are those of one process. Between ranks go
-tensors and JSON; nothing is unpickled. Called by `private_loop`, `loader`, `account` and `optimizer`.
+all ranks hold the same weights, and the release, its event and its cost are those of one process. Of a model that
+`fully_shard` has cut, the optimizer keeps each rank's part of parameters and state. Between ranks go tensors and JSON;
+nothing is unpickled. Called by `private_loop`, `loader`, `account` and `optimizer`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +52,7 @@ class Ranks:
         return Secure(self._share_key) if mode == "secure" and self.size > 1 else streams(mode, seed)
 
     def own_pieces(self, rows: list[int], width: int | None) -> list[list[int]]:
-        """Return this rank's part of a batch in pieces of at most `width` rows; their number is that of every rank."""
+        """Return this rank's part of a batch in pieces of at most `width` rows, equally many on every rank."""
         own, longest = rows[self.rank :: self.size], max(-(-len(rows) // self.size), 1)
         return [own[i : i + (width or longest)] for i in range(0, longest, width or longest)]
 
@@ -60,7 +62,7 @@ class Ranks:
             self._together(dist.all_reduce, total)
 
     def compare(self, found: Mapping[str, Any]) -> None:
-        """Refuse ranks on which something of this table differs."""
+        """Refuse ranks whose values in this table differ."""
         if self.size == 1:
             return
         digests = b"".join(hashlib.sha256(_text(item)).digest() for item in found.values())
@@ -83,7 +85,7 @@ class Ranks:
         return [found.tolist() for found in self._gather(torch.tensor(own))]
 
     def once(self, call: Callable[[], None]) -> None:
-        """Call on rank 0 alone; what is refused there is refused on every rank."""
+        """Call a function on rank 0 only; an error on rank 0 is raised on every rank."""
         error: Exception | None = None
         if self.rank == 0:
             try:
@@ -97,7 +99,7 @@ class Ranks:
             raise BudgetError(refused)
 
     def _share_key(self, key: int) -> int:
-        """Return rank 0's key."""
+        """Return the random key that rank 0 drew, on every rank."""
         held = _bytes(key.to_bytes(_KEY, "little")).to(self.device)
         self._together(dist.broadcast, held, src=0)
         return int.from_bytes(held.cpu().numpy().tobytes(), "little")
@@ -146,8 +148,86 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
+class Shards:
+    """Sharded parameters (`fully_shard`), which the optimizer holds, beside whole ones, which the model computes with.
+
+    A record's gradient is over all parameters, on one rank: so the model is gathered, once, and after every step. The
+    optimizer is given each rank's part of the noised gradient, and keeps its state for that part alone.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Replace the sharded parameters of a model by whole ones, and remove the hooks of `fully_shard`."""
+        self.whole: dict[Tensor, nn.Parameter] = {}
+        if not dist.is_available() or not dist.is_initialized():
+            return
+        from torch.distributed.fsdp import FSDPModule
+        from torch.distributed.tensor import DTensor
+
+        names = {p: name for name, p in model.named_parameters() if isinstance(p, DTensor)}
+        for parameter, name in names.items():
+            if parameter.device_mesh.mesh.tolist() != list(range(dist.get_world_size())):
+                raise _sharding_error(f"parameter '{name}' on a mesh that is not one row of all ranks")
+        parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        if any(getattr(part._get_fsdp_state()._mp_policy, "param_dtype", None) is not None for part in parts):
+            raise _sharding_error("a MixedPrecisionPolicy", "use torch.autocast in the loop")
+        if names and not (parts and set(names) <= {p for part in parts for p in part.parameters()}):
+            raise _sharding_error(f"parameter '{next(iter(names.values()))}', a DTensor that fully_shard did not make")
+        for part in parts:
+            _remove_sharding(part)
+        for module in model.modules():
+            for name, own in module._parameters.items():
+                if isinstance(own, DTensor):
+                    if own not in self.whole:
+                        self.whole[own] = nn.Parameter(own.detach().full_tensor().clone(), own.requires_grad)
+                    module._parameters[name] = self.whole[own]
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """Return the model's parameter for one of the optimizer."""
+        return self.whole.get(parameter, parameter)
+
+    def part(self, parameter: Tensor, whole: Tensor) -> Tensor:
+        """Return the part of a whole tensor that a parameter of the optimizer has on this rank."""
+        if parameter not in self.whole:
+            return whole
+        from torch.distributed.tensor import distribute_tensor
+
+        sharded: Any = parameter
+        return distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None)
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Give the optimizer the weights of the model before its step, and the model those of all ranks after it."""
+        with torch.no_grad():
+            for sharded, whole in self.whole.items():
+                sharded.copy_(self.part(sharded, whole))
+        yield
+        with torch.no_grad():
+            for sharded, whole in self.whole.items():
+                whole.copy_(sharded.full_tensor())  # type: ignore[attr-defined]
+
+
+def _remove_sharding(part: nn.Module) -> None:
+    """Make a module ordinary that `fully_shard` changed."""
+    state: Any = part._get_fsdp_state()  # type: ignore[operator]
+    for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
+        handle.remove()
+    for module in part.modules():
+        hooks = module._load_state_dict_post_hooks
+        for key in [key for key, hook in hooks.items() if "fsdp" in getattr(hook, "__module__", "")]:
+            del hooks[key]
+        for name in [name for name in vars(module) if name.startswith(("__composable_api", "_is_fsdp", "_fsdp_"))]:
+            delattr(module, name)
+    part.__class__ = type(part).__bases__[1]
+
+
+def _sharding_error(
+    found: str, fix: str = "fully_shard(model) over all ranks, or DistributedDataParallel"
+) -> PlanError:
+    return PlanError("processes", found, "a model that fully_shard has cut over all ranks, in one precision", fix)
+
+
 class _WrappingRefusal:
-    """What a private model tells DistributedDataParallel to ignore: reading it raises. Copies of the model have ()."""
+    """Attribute of a private model that makes DistributedDataParallel(model) raise; copies of the model lack it."""
 
     __slots__ = ()
 
@@ -176,7 +256,12 @@ def allow_wrapping(model: nn.Module) -> None:
     vars(model).pop(_IGNORED, None)
 
 
-def refuse_active_wrapper() -> None:
-    """Refuse a training pass that DistributedDataParallel runs: its reducer would wait for gradients."""
+def refuse_active_wrapper(model: nn.Module) -> None:
+    """Refuse a training pass that DistributedDataParallel runs, or one of a private model that was sharded later."""
     if DistributedDataParallel._active_ddp_module is not None:
         raise wrapping_error()
+    if dist.is_initialized() and any("_is_fsdp_managed_module" in vars(part) for part in model.modules()):
+        found, needed = "a private model that fully_shard has cut", "a model that is cut before make_private"
+        raise PlanError(
+            "processes", found, needed, "call fully_shard first, then make the optimizer, then make_private"
+        )

@@ -221,7 +221,7 @@ class Recording:
         piece = self.pending.piece
         if not torch.is_grad_enabled():
             return self._evaluate(args, kwargs)
-        refuse_active_wrapper()
+        refuse_active_wrapper(self.model)
         self._check_device(args, kwargs)
         size = first_length(args, kwargs)
         if piece is None or size != piece.size:

@@ -128,7 +128,7 @@ _FAILS = (RuntimeError, ValueError, NotImplementedError, UserWarning)  # vmap wa
 
 
 def each_record(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, axis: int = 0) -> Any:
-    """Return function(*leaves) for each record separately; its tensors, batches of one along `axis`, are joined."""
+    """Apply `function` to each record separately, as a batch of one, and concatenate the outputs along `axis`."""
     try:
         return by_vmap(function, leaves, dims, axis)
     except _FAILS:

@@ -63,7 +63,7 @@ class StateGuard:
         self.note()
 
     def note(self) -> None:
-        """Take the present state as the reference."""
+        """Store the module's present state as the reference for later checks."""
         self.marks = {name: self._mark(item) for name, item in module_state(self.model, full=True)}
 
     def note_tensors(self, tensors: Collection[Tensor]) -> None:

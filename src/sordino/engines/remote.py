@@ -1,11 +1,11 @@
-"""The engine of a deployment: the loop on a server, records and noise in silos, bytes between. Used by federation/.
+"""The engine of a deployment: training loop on a server, records and noise in silos. Used by federation/.
 
     server:  job per client  --transport-->  silo  --transport-->  noised row and a receipt  -->  sum of the rows
     silo:    job -> answered before? the same bytes -> policy -> solve, encode -> charge -> noise -> store -> send
 
-The transport carries bytes only. A round that too few clients answer is void: it keeps its number and is sent again,
-the same job to those who have not answered; after the last try the run stops, to be resumed.
-Where a silo's local solver draws noise itself, the charge comes before it. Nothing is sent before it is stored, and
+The transport carries bytes only. A round that too few clients answer is repeated with its number: the server sends
+the same job to clients without an answer; after the last try the run stops and can be resumed.
+If a silo's local solver draws noise, the silo charges before it trains. Nothing is sent before it is stored, and
 nothing is stored before it is charged: a silo that is killed may charge twice for one message, never send two for one
 charge.
 """
@@ -86,7 +86,7 @@ class Remote(Engine):
 @codec.hides_values
 @dataclass
 class Answers:
-    """Answers that have arrived in one round."""
+    """Answers of clients received so far in one round."""
 
     replies: dict[int, Reply] = field(default_factory=dict)
     raw: dict[int, bytes] = field(default_factory=dict)

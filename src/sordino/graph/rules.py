@@ -116,15 +116,12 @@ def pointwise(call: Call) -> Rows:
 
 
 def same(call: Call) -> Rows:
-    """Rule of copies of the first argument, and of random numbers in its shape."""
+    """Rule of operations whose output has the first argument's record axis: copies, and random numbers of its shape."""
     return call.own(next(iter(call.arguments)))
 
 
 def view(call: Call) -> Rows:
-    """Rule of views: row-major order is kept, so record(e) = (e
-
-    stride) mod b has the same stride before and after.
-    """
+    """Rule of views: row-major order is kept, so the stride of record(e) = (e // stride) mod b stays the same."""
     rows, after = call.own(), call.output.shape
     stride = rows.inner * prod(call.tensor().shape[rows.dim + 1 :])
     for dim in range(len(after)):  # in which the record index lies whole
