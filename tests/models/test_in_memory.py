@@ -63,8 +63,8 @@ def test_commands_read_the_folder_and_say_where_the_data_are(tmp_path: Path) -> 
     assert sordino("certify", tmp_path / "run").code == 0
     assert "Mine" in sordino("explain", tmp_path / "run").out
     assert sordino("plan", tmp_path / "run" / "plan.toml").code == 0
-    assert "given in Python" in sordino("audit", tmp_path / "run").sentence
-    assert "given in Python" in sordino("run", tmp_path / "run" / "plan.toml", "--out", tmp_path / "x").sentence
+    assert "passed in Python" in sordino("audit", tmp_path / "run").sentence
+    assert "passed in Python" in sordino("run", tmp_path / "run" / "plan.toml", "--out", tmp_path / "x").sentence
 
 
 def test_a_killed_run_goes_on_to_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,7 +191,7 @@ def test_rows_that_choose_and_rows_that_report_have_none_in_common() -> None:
     whole = Sweep.of({"sweep": {"grid": {"recipe.lr": [0.1]}}, "recipe": _RECIPE}).config({}).build()
     with pytest.raises(DataError, match="no row that is declared public"):
         HoldoutPart("validation").of(replace(whole, test=None))
-    with pytest.raises(DataError, match="at least 2 in each part"):
+    with pytest.raises(DataError, match="at least 2 rows in each part"):
         HoldoutPart("validation", 0, 0.999).of(whole)
 
 

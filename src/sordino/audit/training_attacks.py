@@ -360,7 +360,7 @@ def true_positive_rate(inside: Floats, outside: Floats, at: float) -> float:
 
 def _losses(task: Task, records: Records, where: Tensor) -> Floats:
     """Return the losses of some records by the task's traced graphs, which run no other code of the user."""
-    model, losses = task.program.running().eval(), task.program.losses
+    model, losses = task.program.training_model().eval(), task.program.losses
     with torch.no_grad():
         pairs = zip(torch.split(records.x[where], 2048), torch.split(records.y[where], 2048), strict=True)
         return torch.cat([losses(model(x), y) for x, y in pairs]).double().numpy()

@@ -43,7 +43,7 @@ from sordino.runs.writer import BEFORE, ENGINE, HISTORY, STATE, Checkpoint, Fing
 
 PREPARED, AUDIT = "prepared.json", "audit.json"
 MEMORY = "in memory"  # in engine.jsonl: the run was saved to a folder after its end
-UNLOADED = ("a known kind", "one that was added")  # `needed` of an error where a user's own part is not loaded
+UNLOADED = ("a known kind", "a registered function")  # `needed` of an error where a user's own part is not loaded
 
 
 @dataclass(frozen=True)

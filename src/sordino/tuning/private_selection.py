@@ -129,7 +129,7 @@ class PrivateTuning:
             changes = draw_changes(self.space, rng)
             self.check_alike(config, changes)
             own, seed = self.config(changes), int(rng.integers(2**62))
-            own = replace(own, run=replace(own.run, coins=seed if own.privacy.noise == "simulation" else None))
+            own = replace(own, run=replace(own.run, draw_seed=seed if own.privacy.noise == "simulation" else None))
             found.append((changes, own))
         return found
 

@@ -26,7 +26,7 @@ from sordino.tuning.calibrated_file import solve
 Changes = dict[str, Any]  # key of the file -> its value in one run
 MOST = 10_000  # combinations of a search space
 RUNS = "runs"  # folder of the runs in a sweep's folder
-SEED, COINS, EPSILON = "run.seed", "run.coins", "epsilon"
+SEED, DRAW_SEED, EPSILON = "run.seed", "run.draw_seed", "epsilon"
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class Sweep:
 
     def config(self, changes: Changes, seed: int | None = None, validation: bool = True) -> Config:
         """Return one run's configuration; test rows are those that choose (`validation`) or that report."""
-        varied = COINS if self.data[0] == "private" else SEED  # private data keep the same partition into clients
+        varied = DRAW_SEED if self.data[0] == "private" else SEED  # private data keep the same partition into clients
         made = self._solved(changes, {} if seed is None else {varied: seed})
         if self.spec.validation is None:
             half = HoldoutPart("validation" if validation else "test", self.spec.split, self.spec.share)
