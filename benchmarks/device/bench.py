@@ -40,11 +40,12 @@ def main() -> int:
     options.add_argument("--no-tests", action="store_true", help="leave (a) out")
     given = options.parse_args()
     warnings.simplefilter("ignore")
-    device = torch.device(given.device or _found_device())
-    simulated = device.type == "sim"
-    if simulated:
+    name = given.device or _found_device()
+    simulated = name.startswith("sim")
+    if simulated:  # torch knows the name after this import
         sys.path.insert(0, str(ROOT))
         __import__("tests.device.sim")
+    device = torch.device(name)
     found: dict[str, Any] = {"machine": machine(device), "simulated": simulated}
     if not given.no_tests and not run_tests(device):
         print(f"tests/device failed with DEVICE={device}; nothing was measured", file=sys.stderr)
@@ -92,10 +93,15 @@ def step_rows(device: torch.device, simulated: bool) -> Iterator[Row]:
         for batch in batches:
             for method in METHODS:
                 row: Row = {"net": net.name, "batch": batch, "method": method}
-                try:
-                    yield row | timed_steps(net, batch, method, device, warm, steps, simulated)
-                except Exception as error:  # a row that fails is a finding, and the others still count
-                    yield row | {"skipped": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"}
+                yield row | measured(lambda: timed_steps(net, batch, method, device, warm, steps, simulated))  # noqa: B023
+
+
+def measured(figures: Callable[[], Row]) -> Row:
+    """Figures of a row, or why there are none: a row that fails is a finding, and the others still count."""
+    try:
+        return figures()
+    except Exception as error:
+        return {"skipped": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"}
 
 
 def timed_steps(net: Net, batch: int, method: str, device: torch.device, warm: int, steps: int, small: bool) -> Row:
@@ -186,33 +192,36 @@ def _stepper(model: Any, optimizer: Any, loader: Any, device: torch.device) -> C
 
 def engine_rows(device: torch.device, simulated: bool) -> Iterator[Row]:
     """Seconds of a round for clients side by side over those for one after the other; 1 is the threshold."""
+    widths, clients = ((2, 4), 4) if simulated else ((4, 16, 64, 256), 32)
+    for width in widths:
+        yield {"channels": width} | measured(lambda: path_figures(width, clients, device))  # noqa: B023
+
+
+def path_figures(width: int, clients: int, device: torch.device) -> Row:
+    """A CNN, which has no written gradient: the rule in engines/objectives.py decides by its FLOP alone."""
     import sordino
     from sordino.engines.inprocess import InProcess
+    from sordino.engines.objectives import step_flops
     from sordino.loop import run
 
-    widths, clients = ((8, 16), 4) if simulated else ((64, 256, 1024, 4096), 32)
-    for width in widths:
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
-        data = [(torch.randn(64, width), torch.randint(10, (64,))) for _ in range(clients)]
-        task = sordino.Task.of(model, data)
-        plan = sordino.recipes.dp_fed_avg(
-            rounds=3, clients=sordino.Poisson(clients, 1.0), lr=0.1, clip_norm=1.0, noise_multiplier=1.0, batch=32
-        )
-        seconds = {}
-        for path in ("batched", "sequential"):
-            rounds = run(plan, task, engine=InProcess(path, device=str(device)), streams=sordino.rng.Seeded(0))
-            next(rounds)
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(3, width, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(width, width, 3, padding=1)
+    model = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(width * 256, 10))
+    task = sordino.Task.of(model, [(torch.randn(64, 3, 16, 16), torch.randint(10, (64,))) for _ in range(clients)])
+    plan = sordino.recipes.dp_fed_avg(
+        rounds=3, clients=sordino.Poisson(clients, 1.0), lr=0.1, clip_norm=1.0, noise_multiplier=1.0, batch=32
+    )
+    seconds = {}
+    for path in ("batched", "sequential"):
+        rounds = run(plan, task, engine=InProcess(path, device=str(device)), streams=sordino.rng.Seeded(0))
+        next(rounds)
+        _synchronise(device)
+        began = time.perf_counter()
+        for _ in rounds:
             _synchronise(device)
-            began = time.perf_counter()
-            for _ in rounds:
-                _synchronise(device)
-            seconds[path] = time.perf_counter() - began
-        flop = 6 * 32 * (width * width + width * 10)
-        yield {
-            "MFLOP of a step": round(flop / 1e6, 2),
-            "batched / sequential": round(seconds["batched"] / seconds["sequential"], 3),
-        }
+        seconds[path] = time.perf_counter() - began
+    flop = round(step_flops(task, 32) / 1e6, 2)
+    return {"MFLOP of a step": flop, "batched / sequential": round(seconds["batched"] / seconds["sequential"], 3)}
 
 
 # ---- (d) TF32 --------------------------------------------------------------------------------------------------------
@@ -220,32 +229,31 @@ def engine_rows(device: torch.device, simulated: bool) -> Iterator[Row]:
 
 def norm_rows(device: torch.device) -> Iterator[Row]:
     """How much longer than the clip norm a clipped gradient is, with TF32 off and on; above 1e-5 the bound is false."""
+    for precision in ("highest", "high"):
+        yield {"float32 products": precision} | measured(lambda: norm_figures(precision, device))  # noqa: B023
+
+
+def norm_figures(precision: str, device: torch.device) -> Row:
     import sordino
 
-    for precision in ("highest", "high"):
-        torch.manual_seed(0)
-        x = torch.randn(1, 64).expand(32, 64).clone()
-        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3)).to(device)
-        optimizer, data = (
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            TensorDataset(x, torch.zeros(32, dtype=torch.int64)),
-        )
-        known: dict[str, Any] = {"epochs": 1, "noise_multiplier": 1e-9, "clip_norm": 1e-3}
-        private, step, loader = sordino.make_private(model, optimizer, DataLoader(data, batch_size=16), **known)
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(precision)
-        try:
-            some, labels = next(iter(loader))
-            step.zero_grad()
-            F.cross_entropy(private(some.to(device)), labels.to(device)).backward()
-            step.step()
-        finally:
-            torch.set_float32_matmul_precision(before)
-        total = torch.cat([p.grad.reshape(-1).double().cpu() for p in private.parameters() if p.grad is not None])
-        yield {
-            "float32 products": precision,
-            "clipped norm - 1": f"{float(total.norm()) * 16 / 1e-3 / len(some) - 1:.2e}",
-        }
+    torch.manual_seed(0)
+    x = torch.randn(1, 64).expand(32, 64).clone()
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(x, torch.zeros(32, dtype=torch.int64)), batch_size=16)
+    known: dict[str, Any] = {"epochs": 1, "noise_multiplier": 1e-9, "clip_norm": 1e-3}
+    private, step, batches = sordino.make_private(model, optimizer, loader, **known)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        some, labels = next(iter(batches))
+        step.zero_grad()
+        F.cross_entropy(private(some.to(device)), labels.to(device)).backward()
+        step.step()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    total = torch.cat([p.grad.reshape(-1).double().cpu() for p in private.parameters() if p.grad is not None])
+    return {"clipped norm - 1": f"{float(total.norm()) * 16 / 1e-3 / len(some) - 1:.2e}"}
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------

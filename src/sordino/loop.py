@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sordino import codec
 from sordino.data.clients import Records
-from sordino.engines.base import ClientJob, Collected, Engine, Receipt, Worker
+from sordino.engines.base import CPU, ClientJob, Collected, Engine, Receipt, Worker
 from sordino.engines.checks import BEFORE, check_gradients, check_prepared, check_records, prepare_columns
 from sordino.engines.inprocess import InProcess, public_update, states_by_client
 from sordino.errors import ConfigError, DataError, DivergedError, EngineError, QuorumError
@@ -152,7 +152,10 @@ def run(
     state = state or State.initial(plan, task.layout.flatten(task.model))
     if plan.prepare:
         task, state = prepare_columns(plan, task, streams, charges.charge, state)
-    worker, layout = engine.prepare(plan, task, streams), task.layout
+    worker, given, layout = engine.prepare(plan, task, streams), task, task.layout
+    task = worker.device_task or task
+    if worker.device_task is not None and task.device != CPU:
+        state = state.on(task.device)
     if state.secret_state:
         worker.load_client_state(state.secret_state)
     guard = separation_guard(plan.clients, plan.rounds, streams, state.t) if plan.release.correlated else None
@@ -178,9 +181,15 @@ def run(
                 own |= personal_metrics(plan, task, state, result, train_metrics)
             seconds, void = time.perf_counter() - began, not plan.release.accepts(collected.received)
             yield Round(t, state, metrics, {**collected.diagnostics, **own}, seconds, void)
-            check_layout(task, layout)
+            check_layout(given, layout)
     finally:
         worker.close()
+
+
+def read_together(numbers: Sequence[Tensor]) -> list[float]:
+    """Read tensors of one number each at once: every read waits for an accelerator."""
+    device = next((one.device for one in numbers if one.device.type != "cpu"), torch.device("cpu"))
+    return torch.stack([one.to(device, torch.float64) for one in numbers]).tolist() if numbers else []
 
 
 def check_layout(task: Task, layout: Layout) -> None:
@@ -193,8 +202,9 @@ def check_layout(task: Task, layout: Layout) -> None:
 
 def check_finite(state: State) -> None:
     """Stop a run whose server state holds NaN or infinity, before it is written to a checkpoint."""
-    for name, tensor in state.memory.items():
-        if tensor.is_floating_point() and not math.isfinite(float(tensor.sum())) and not bool(tensor.isfinite().all()):
+    floats = {name: held for name, held in state.memory.items() if held.is_floating_point()}
+    for name, total in zip(floats, read_together([held.sum() for held in floats.values()]), strict=True):
+        if not math.isfinite(total) and not bool(floats[name].isfinite().all()):
             raise DivergedError(
                 f"round {state.t} left NaN or infinity in the server's {name}; its release stays charged, and what "
                 f"was kept is the state of round {state.t - 1}; lower the server's step, the clip norm or the local lr"
@@ -211,8 +221,9 @@ def one_round(
         charges.charge(t, seen)
     start = plan.server.query(state.memory)
     public = plan.public(t, len(start), state.public_state, lambda: public_update(plan, task, streams, start, t))
+    public = public.on(start.device)
     try:
-        collected = worker.collect(ClientJob(public, start, cohort))
+        collected = worker.collect(ClientJob(public, start, cohort)).on(start.device)
     except QuorumError as error:  # messages may have left their clients: their receipts are recorded
         _settle(plan, charges, error.collected, charged=release.local)
         raise
@@ -294,13 +305,14 @@ def personal_metrics(plan: Plan, task: Task, state: State, model: Tensor, train:
     """
     sums: dict[str, list[float]] = {}
     for client, own in states_by_client(state.secret_state).items():
+        own = {name: value.to(model.device) for name, value in own.items()}
         personal = plan.local.personal_model(model, own, task.layout)
         if personal is None:
             return {}
         module = task.at(personal)
         for name, held in (("personal", task.client_test), ("personal_train", task.clients if train else None)):
             if held is not None and held.size(client):
-                rows = torch.from_numpy(held.rows(client))
+                rows = torch.from_numpy(held.rows(client)).to(held.records.x.device)
                 found = evaluate(module, Records(held.records.x[rows], held.records.y[rows]), task.program.losses)
                 for figure in found.keys() & {"accuracy", "rmse", "loss"}:
                     sums.setdefault(f"{name}_{figure}", []).append(found[figure])
@@ -309,9 +321,9 @@ def personal_metrics(plan: Plan, task: Task, state: State, model: Tensor, train:
 
 def release_figures(clean: Tensor, noised: Tensor) -> dict[str, float]:
     """Signal-to-noise ratio of a round's mean, and its cosine with the noised mean. NOT private."""
-    noise = float((noised.double() - clean).norm())
-    signal, length = float(clean.norm()), float(noised.norm())
+    figures = [(noised.double() - clean).norm(), clean.norm(), noised.norm(), clean @ noised.double()]
+    noise, signal, length, product = read_together(figures)
     if not (signal and length):
         return {}
-    cosine = float(clean @ noised.double()) / (signal * length)
+    cosine = product / (signal * length)
     return {"cosine": cosine} | ({"signal_to_noise": signal / noise} if noise > 1e-6 * signal else {})

@@ -277,7 +277,8 @@ class Plan(_Cache):
                 raise PlanError("learn", f"{step.kind!r} learns {twice!r}", needed)
             learned |= found
         after = {name: torch.tensor(value, dtype=torch.float64) for name, value in learned.items()}
-        remembered = None if self.mask is None else self.mask.source.remember(state.public_state.get("released"), mean)
+        before = state.public_state.get("released")
+        remembered = None if self.mask is None else self.mask.source.remember(before, mean.cpu())  # masks: on the CPU
         return after if remembered is None else after | {"released": remembered}
 
     def cost(self, participation: Participation | None = None, only: int | None = None) -> Cost:
@@ -345,7 +346,19 @@ class State:
     def initial(cls, plan: Plan, params: Tensor) -> State:
         memory = plan.release.init(plan.length(len(params))) if plan.release.remembers else {}
         noise = {f"{NOISE}{name}": held for name, held in memory.items()}
-        return cls(0, plan.server.init(params.to(torch.float32)), secret_state=noise)
+        return cls(0, plan.server.init(params.to("cpu", torch.float32)), secret_state=noise)
+
+    def on(self, device: torch.device) -> State:
+        """Return the state with the server's vectors, noise and broadcasts on `device`.
+
+        Counts, the memory of a mask and the clients' states stay where they are, on the CPU.
+        """
+
+        def moved(held: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+            return {n: v.to(device) if v.dim() and n.startswith(prefix) else v for n, v in held.items()}
+
+        public, secret = moved(self.public_state, BROADCAST), moved(self.secret_state, NOISE)
+        return State(self.t, moved(self.memory), public, secret)
 
     @property
     def noise(self) -> dict[str, Tensor]:

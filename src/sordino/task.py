@@ -231,13 +231,16 @@ class Task:
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
     def on(self, device: torch.device) -> Task:
-        """Copy of the task with model and clients' records on a device; memory-mapped records stay in files."""
+        """Copy of the task with model and records on a device; memory-mapped records stay in files."""
         if device == self.device:
             return self
-        records = self.clients.records
-        moved = records if records.lazy else Records(records.x.to(device), records.y.to(device), lazy=True)  # checked
-        model = copy.deepcopy(self.model).to(device)
-        return replace(self, model=model, clients=replace(self.clients, records=moved))
+
+        def moved(held: Records) -> Records:
+            return held if held.lazy else Records(held.x.to(device), held.y.to(device), lazy=True)  # checked
+
+        test, public = (None if held is None else moved(held) for held in (self.test, self.public))
+        clients = replace(self.clients, records=moved(self.clients.records))
+        return replace(self, model=copy.deepcopy(self.model).to(device), clients=clients, test=test, public=public)
 
     @property
     def losses(self) -> Loss:
@@ -252,7 +255,7 @@ class Task:
         if not self.metrics:
             return evaluate(model, self.test, losses, batch)
         pairs: list[tuple[Tensor, Tensor]] = []
-        sums = evaluation_sums(model, _batches(self.test, batch), losses, lambda out, y: pairs.append((out, y)))
+        sums = evaluation_sums(model, _batches(model, self.test, batch), losses, lambda out, y: pairs.append((out, y)))
         outputs, targets = (torch.cat([pair[side] for pair in pairs]).cpu() for side in (0, 1))
         seen = Predictions(outputs, targets, self.losses, self.groups, self.group_names)
         return {**figures(sums), **{name: value for one in self.metrics for name, value in one.values(seen).items()}}
@@ -276,7 +279,9 @@ class Task:
         """Return the metrics of all clients' records, as train_loss, ...: NOT private, for simulation only."""
         records, held, model = self.clients.records, torch.from_numpy(self.clients.index), self.program.training_model()
         self.layout.load(model, vector)
-        pairs = ((records.x[rows], records.y[rows]) for rows in torch.split(held, _batch_size(records, batch)))
+        split = torch.split(held, _batch_size(records, batch))
+        placed = (rows.to(records.x.device) for rows in split)
+        pairs = ((records.x[rows].to(self.device), records.y[rows].to(self.device)) for rows in placed)
         found = figures(evaluation_sums(model.eval(), pairs, self.program.losses))
         return {f"train_{name}": value for name, value in found.items()}
 
@@ -287,12 +292,14 @@ def evaluate(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -
 
 def sums_of(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -> Tensor:
     """Return sums over test records from which metrics are computed; sums of parts of a test set add up."""
-    return evaluation_sums(model, _batches(test, batch), losses)
+    return evaluation_sums(model, _batches(model, test, batch), losses)
 
 
-def _batches(test: Records, labels: int) -> Iterable[tuple[Tensor, Tensor]]:
-    size = _batch_size(test, labels)
-    return zip(torch.split(test.x, size), torch.split(test.y, size), strict=True)
+def _batches(model: nn.Module, test: Records, labels: int) -> Iterable[tuple[Tensor, Tensor]]:
+    """Batches on the model's device; test records may be on another, as memory-mapped ones are."""
+    size, device = _batch_size(test, labels), next((p.device for p in model.parameters()), test.x.device)
+    for x, y in zip(torch.split(test.x, size), torch.split(test.y, size), strict=True):
+        yield x.to(device), y.to(device)
 
 
 def _batch_size(records: Records, labels: int) -> int:

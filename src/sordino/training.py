@@ -202,7 +202,8 @@ def train(
     train_loss, train_accuracy, ... to the diagnostics. `stop` ends the run early by public figures: that saves time,
     and all planned rounds are accounted. `on_round` gets every line of the history. `ledger` is a file that all runs on
     the same data are charged to, whole and before the first round, or refused; `dataset` is the name that the data have
-    in it. Clients train on `device`. In a terminal or a notebook a bar shows the rounds, unless `progress=False`.
+    in it. Clients train on `device`, and the server's state is there; "auto" is the accelerator that torch finds, else
+    the CPU. In a terminal or a notebook a bar shows the rounds, unless `progress=False`.
     """
     if resume and out is None:
         raise ConfigError("resume=True without out", "the folder of the run that is continued", 'out="runs/a"')

@@ -44,7 +44,7 @@ def run(
     engine: Engine = None,
     workers: Annotated[int | None, typer.Option(help="Processes that share the clients of a round.")] = None,
     threads: Annotated[int, typer.Option(help="Threads of each process.")] = 1,
-    device: Annotated[str, typer.Option(help="Where clients train: cpu, cuda, cuda:1, ...")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where clients train: cpu, auto (an accelerator), cuda:1, ...")] = "cpu",
     timeout: Annotated[float, typer.Option(help="Seconds that one worker waits for another.")] = 3600.0,
     sign: Annotated[Path | None, typer.Option(help="Sign the certificate with this Ed25519 key (PEM).")] = None,
     track: Track = None, values: Changes = None, seed: Seed = None, own: Own = None, as_json: JsonFlag = False,

@@ -42,21 +42,24 @@ def evaluation_sums(
     The sums by class c exist for labels only. A label outside the classes counts in none of them, padding is not
     counted. `keep` receives outputs and targets of every batch.
     """
-    records, loss, squares, classes, seen = 0, 0.0, 0.0, 0, list[tuple[Tensor, Tensor]]()
+    records, classes, sums, seen = 0, 0, list[Tensor](), list[Tensor]()
     with torch.no_grad():
         for x, y in pairs:
             out, labels = model(x), labels_of(y, losses)
-            records, loss = records + len(y), loss + float(losses(out, y).double().sum())
+            records, both = records + len(y), [losses(out, y).double().sum()]
             if labels is None:
-                squares += float((out.reshape(y.shape) - y).square().double().sum())
+                both.append((out.reshape(y.shape) - y).square().double().sum())
             else:
                 found, classes = predicted_classes(out, labels)
-                seen.append((labels.flatten(), found.flatten()))
+                seen.append(torch.stack([labels.flatten(), found.flatten()]))
+            sums.append(torch.stack(both))
             if keep is not None:
                 keep(out, y)
+    each = torch.stack(sums).T.tolist() if sums else [[]]  # read once: every read waits for an accelerator
+    loss, squares = sum(each[0]), sum(each[1]) if len(each) > 1 else 0.0
     if not seen:
         return torch.tensor([records, loss, squares, 0.0], dtype=torch.float64)
-    labels, found = (torch.cat([pair[side] for pair in seen]).cpu() for side in (0, 1))
+    labels, found = torch.cat(seen, 1).cpu()
     labels, found = labels[labels != IGNORED], found[labels != IGNORED]
     places = (labels.clamp(-1, classes) + 1) * 2 + (labels == found)
     missed, right = torch.bincount(places.long(), minlength=2 * classes + 4)[2:-2].view(-1, 2).T.double()

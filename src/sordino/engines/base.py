@@ -24,9 +24,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,6 +43,8 @@ from sordino.plan import Plan
 from sordino.rng import Streams
 from sordino.task import Task
 from sordino.version import local_rank
+
+CPU = torch.device("cpu")
 
 
 @codec.hides_values
@@ -77,6 +80,10 @@ class Collected:
     refused: Mapping[int, str] = field(default_factory=dict)  # reasons of clients that sent no message
     receipts: tuple[Receipt, ...] = ()
 
+    def on(self, device: torch.device) -> Collected:
+        """Return the same with the sum on `device`; clients' states stay on the CPU."""
+        return replace(self, total=self.total.to(device))
+
     def participants(self, cohort: Cohort) -> Cohort:
         return cohort if self.reported is None else self.reported
 
@@ -101,6 +108,8 @@ class Collected:
 
 class Worker(ABC):
     """Runner of one plan on one task, made by an `Engine`. A subclass must define only `collect`."""
+
+    device_task: Task | None = None  # the task on the worker's device, where the loop keeps the server's state too
 
     @abstractmethod
     def collect(self, job: ClientJob) -> Collected:
@@ -167,8 +176,7 @@ def _distributed(device: str, threads: int, timeout: float) -> Engine:
     from sordino.engines.distributed import Distributed
     from sordino.engines.inprocess import InProcess
 
-    own = f"cuda:{local_rank()}" if device == "cuda" else device  # one GPU for each process
-    return Distributed(InProcess(device=own), threads, timeout)
+    return Distributed(InProcess(device=device), threads, timeout)
 
 
 SHIPPED: dict[str, Make] = {"inprocess": _inprocess, "distributed": _distributed}
@@ -212,12 +220,26 @@ def engine_named(name: str, **options: Any) -> Engine:
 
 
 def device_of(name: str) -> torch.device:
-    """Return the torch device of this name; refuse one that torch cannot use on this machine."""
+    """Return the torch device of this name; "auto" is the accelerator that torch finds, else the CPU.
+
+    Under torchrun a name without a number is the device of this process's local rank. Refused: a device that torch
+    cannot use here, and one without float64 (MPS), in which sums and noise are computed.
+    """
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
+        device = torch.device(_accelerator() if name == "auto" else name)
+        if device.type != "cpu" and device.index is None and "LOCAL_RANK" in os.environ:
+            device = torch.device(device.type, local_rank())
+        return torch.empty(0, dtype=torch.float64, device=device).device
+    except TypeError:
+        found = f"device {name!r}, which has no float64"
+        needed = "float64 for the sums of messages and their noise: no training on this device is supported"
+        raise ConfigError(found, needed, 'device = "cpu"') from None
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         found = f"device {name!r} ({str(error).splitlines()[0]})"
-        needed = "a device that torch can use on this machine"
-        raise ConfigError(found, needed, "leave the device out to use the CPU") from None
-    return device
+        fix = "leave the device out to use the CPU; under torchrun every process needs a device of its own"
+        raise ConfigError(found, "a device that torch can use on this machine", fix) from None
+
+
+def _accelerator() -> str:
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "cpu" if found is None or found.type == "mps" else found.type

@@ -68,8 +68,8 @@ class Batches:
             if whole[step]:
                 yield Batch(gathered(rows[step]), y[step])
             elif real.shape[1] == 1 and busy[step, 0]:  # without a mask: no look-up on the device
-                there = torch.from_numpy(np.flatnonzero(real[step, 0]))
-                yield Batch(gathered(rows[step][:, there]), y[step][:, there])
+                there = torch.from_numpy(np.flatnonzero(real[step, 0])).to(rows.device)
+                yield Batch(gathered(rows[step].index_select(1, there)), y[step].index_select(1, there.to(device)))
             else:
                 active = torch.from_numpy(busy[step]).to(device, torch.float32) if idle[step] else None
                 yield Batch(gathered(rows[step]), y[step], torch.from_numpy(real[step]).to(device), active)

@@ -247,7 +247,9 @@ def mean_shares(residual: Tensor, batch: Batch) -> Tensor:
 def finite(x: Tensor, sizes: Tensor) -> Tensor:
     """Return a copy of `x` with zeros in place of records whose gradient norm is NaN or infinite."""
     real = sizes.isfinite()
-    return x if bool(real.all()) else torch.where(real[..., None], x, torch.zeros_like(x))
+    if x.device.type == "cpu" and bool(real.all()):
+        return x
+    return torch.where(real[..., None], x, torch.zeros_like(x))
 
 
 def dense_stages(task: Task) -> list[Stage]:

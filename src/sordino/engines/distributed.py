@@ -33,7 +33,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from sordino.data.clients import Records
 from sordino.data.metrics import figures
-from sordino.engines.base import ClientJob, Collected, Engine, Worker
+from sordino.engines.base import CPU, ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess, InProcessWorker, update_figures
 from sordino.engines.messages import END, Limits, Order
 from sordino.errors import DataError, EngineError, RankError, SordinoError
@@ -82,7 +82,7 @@ class Distributed(Engine):
         torch.set_num_threads(self.threads)
         group = join(task.device, self.timeout)
         group.compare(_fingerprint(plan, task, streams))
-        rank = Rank(group, self.each.prepare(plan, task, streams), task)
+        rank = Rank(group, self.each.prepare(plan, task, streams))
         if group.rank != 0:
             rank.serve()
             raise Served
@@ -116,8 +116,9 @@ def equal_shares(loads: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]
 class Rank(Worker):
     """Worker of one rank; rank 0's worker is called by the training loop and sends requests to the other ranks."""
 
-    def __init__(self, group: Group, worker: InProcessWorker, task: Task) -> None:
-        self.group, self.worker, self.task = group, worker, task  # the worker's own task may be on another device
+    def __init__(self, group: Group, worker: InProcessWorker) -> None:
+        self.group, self.worker = group, worker
+        self.task = self.device_task = task = worker.task  # on the worker's device; ranks talk through the group's
         sizes, read = np.diff(task.clients.offsets), worker.plan.local.records_read
         self.costs = np.asarray([1 + read(int(size)) for size in sizes], dtype=np.int64)  # public sizes
         self.idle = True  # between two orders: the other ranks wait for the next one
@@ -130,8 +131,8 @@ class Rank(Worker):
     # ---- rank 0 -----------------------------------------------------------------------------------------------------
 
     def collect(self, job: ClientJob) -> Collected:
-        total, rest = self._lead(Order(job.public, job.cohort), job.start)
-        norms = [rest[1:]] if len(job.cohort) else []
+        total, rest = self._lead(Order(job.public.on(CPU), job.cohort), job.start)
+        norms = [rest[1:].cpu()] if len(job.cohort) else []
         diagnostics = update_figures(norms, job.public.clip_norm)
         return Collected(total, int(rest[0]), diagnostics, noised=self.worker.own_noise)
 
@@ -187,6 +188,7 @@ class Rank(Worker):
         before, own = sum(map(len, cut[: self.group.rank])), job.cohort[cut[self.group.rank]]
         with self.group.own_work(f"round {job.public.t + 1}"):
             total, norms = self.worker.fold(replace(job, cohort=own))
+        total = total.to(self.group.device)
         rest = total.new_zeros(1 + len(job.cohort))
         rest[0] = len(own)
         if norms:

@@ -19,7 +19,7 @@ from sordino.data.clients import Clients
 from sordino.engines.base import ClientJob, Collected, Engine, Worker, device_of
 from sordino.engines.batches import Reader
 from sordino.engines.checks import LeakCheck
-from sordino.engines.objectives import ExecutionPath, OneClient, Path, choose_path
+from sordino.engines.objectives import BATCH_BELOW, GUESS, ExecutionPath, OneClient, Path, choose_path
 from sordino.errors import PartError, PlanError
 from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public, finite_rows
@@ -44,7 +44,7 @@ class InProcess(Engine):
 
     path: Path | None = None
     chunk: int | None = None
-    device: str = "cpu"  # where clients train; the server's noise and step stay on the CPU
+    device: str = "cpu"  # where clients train, and the server's sum, step and evaluation are; "auto": `device_of`
     own_noise: bool = False  # every client draws its own noise, as in a deployment; else the sum is noised once
     offers = frozenset({"secure_sum", "shuffler", "client_state", "preparation"})
     leads = True
@@ -70,6 +70,7 @@ class InProcessWorker(Worker):
         self, plan: Plan, task: Task, streams: Streams, way: ExecutionPath, chunk: int, own_noise: bool = False
     ) -> None:
         self.plan, self.task, self.streams, self.way = plan, task, streams, way
+        self.device_task = task
         self.path, self.chunk, self.device, self.own_noise = way.path, chunk, task.device, own_noise
         self.objective: Objective = way.make(task, plan, streams)
         self.reader = Reader(task.clients, task.device)
@@ -83,6 +84,8 @@ class InProcessWorker(Worker):
     def header(self) -> dict[str, str | int]:
         header: dict[str, str | int] = {"engine": "inprocess", "path": self.path, "chunk": self.chunk}
         header |= {"gradient": type(self.objective).__name__, "device": str(self.device), "malloc": tune_allocator()}
+        if self.device.type not in BATCH_BELOW:
+            header["path_rule"] = f"batched below {GUESS:g} FLOP a step: a guess, not measured on {self.device.type}"
         header["loops"] = "compiled" if getattr(self.objective, "kernel", False) else "torch"
         proof = self.task.program.of(self.plan.unit)
         return {**header, "own_code": proof.grade, "own_code_why": proof.why}
@@ -103,7 +106,7 @@ class InProcessWorker(Worker):
             norms.append(lengths)
             leaving = self.sent(chunk, rows, job.public.t) if self.own_noise else rows
             total += leaving.sum(0, dtype=torch.float64)
-        return total.cpu(), [part.cpu() for part in norms]
+        return total, [torch.cat(norms).cpu()] if norms else []
 
     def encoded(self, job: ClientJob) -> Iterator[tuple[Cohort, Tensor, Tensor]]:
         """Yield each chunk's clients, their rows [m, d'] before noise and the norms of their updates.
@@ -202,7 +205,7 @@ def public_update(plan: Plan, task: Task, streams: Streams, start: Tensor, t: in
     alone = replace(task, clients=Clients.of([task.public])).on(task.device)
     worker = InProcessWorker(plan, alone, streams, choose_path(plan, alone, "sequential"), 1)
     start = start.to(task.device)
-    return worker.solve(np.zeros(1, dtype=np.int64), Public(t=t, size=len(start)), start)[0].cpu()
+    return worker.solve(np.zeros(1, dtype=np.int64), Public(t=t, size=len(start)), start)[0].cpu()  # as masks are
 
 
 @codec.hides_values
@@ -217,7 +220,7 @@ class ClientStates:
         """Return copies of these clients' states, [m, *shape] by name; a new client has the solver's initial state."""
         first = self.local.client_state(start) if any(c not in self.states for c in clients.tolist()) else {}
         found = [self.states.get(client, first) for client in clients.tolist()]
-        return {name: torch.stack([one[name].to(start.device) for one in found]) for name in found[0]}
+        return {name: torch.stack([one[name].cpu() for one in found]).to(start.device) for name in found[0]}
 
     def put(self, clients: Cohort, states: Mapping[str, Tensor], start: Tensor) -> None:
         """Store the clients' new states; a state with NaN or infinity is dropped, as that client's message is."""
@@ -226,8 +229,9 @@ class ClientStates:
         if {name: tuple(value.shape) for name, value in states.items()} != shapes:
             found = f"{self.local.kind!r}, whose solve left a client state {sorted(states)} of other names or shapes"
             raise PartError(found, f"{sorted(first)}, each with one row per client")
+        held = {name: value.detach().cpu() for name, value in states.items()}
         for i, client in enumerate(clients.tolist()):
-            own = {name: value[i].detach().cpu().clone() for name, value in states.items()}
+            own = {name: value[i].clone() for name, value in held.items()}
             if all(bool(value.isfinite().all()) for value in own.values()):
                 self.states[client] = own
 

@@ -253,7 +253,7 @@ class RecordSums:
 
 Path = Literal["batched", "sequential"]  # a chunk of clients at once, or one at a time
 BATCH_BELOW = {"cpu": 2e7}  # FLOP per local step: below, one bmm over many clients beats one client at a time
-ELSEWHERE = 2e9  # the same on other devices: a guess, never measured; `path` overrules it
+GUESS = 2e9  # the same on devices without an entry: a guess until `make bench-gpu` has measured it there
 NOMINAL = 32  # records of a step, for the rule above, where the plan does not say
 
 
@@ -276,7 +276,7 @@ def choose_path(plan: Plan, task: Task, path: Path | None = None) -> ExecutionPa
 def _is_small(plan: Plan, task: Task) -> bool:
     """Return whether one local step has few floating-point operations and `vmap` can run the model."""
     batch = getattr(plan.local, "batch", None) or NOMINAL
-    few = step_flops(task, batch) < BATCH_BELOW.get(task.device.type, ELSEWHERE)
+    few = step_flops(task, batch) < BATCH_BELOW.get(task.device.type, GUESS)
     return few and can_batch(task)
 
 

@@ -20,7 +20,13 @@ _TINY, _HUGE = 1e-12, 1e15  # outside, squares of float32 lose digits
 
 
 def row_norms(rows: Tensor, norm: Norm = 2) -> Tensor:
-    """Return the norm of each row of [m, d] in float64; inf or NaN where an entry is."""
+    """Return the norm of each row of [m, d] in float64; inf or NaN where an entry is.
+
+    Off the CPU all sums are float64: squares of float32 neither overflow nor vanish there, and nothing waits.
+    """
+    if rows.device.type != "cpu":
+        norms64: Tensor = torch.linalg.vector_norm(rows, ord=norm, dim=-1, dtype=torch.float64)
+        return norms64
     m, d = rows.shape
     whole, power = d - d % BLOCK, torch.square if norm == 2 else torch.abs
     total = power(rows[:, whole:]).sum(-1, dtype=torch.float64)
@@ -41,6 +47,9 @@ def lengths(rows: Tensor, norm: Norm = 2) -> Tensor:
     their copy in float64 stays in the cache. float32 sums of magnitudes would err by 4e-5.
     """
     found: Tensor
+    if rows.device.type != "cpu":
+        found = torch.linalg.vector_norm(rows, ord=norm, dim=-1, dtype=torch.float64)
+        return found.to(rows.dtype)
     if norm == 2 and rows.shape[-1] <= BLOCK:
         found = torch.linalg.vector_norm(rows, ord=norm, dim=-1)
     else:
@@ -92,6 +101,8 @@ def pull(rows: Tensor, scale: Tensor) -> Tensor:
 
 def scaled(rows: Tensor, scale: Tensor) -> Tensor:
     """Return rows * scale for finite rows [m, d]; a factor beyond the range of float32 is applied in float64."""
+    if rows.device.type != "cpu":  # every product in float64, rounded once as it is written
+        return torch.mul(rows, scale[:, None], out=torch.empty_like(rows))
     ordinary = (scale > 1e-30) & (scale < 1e30)
     if bool(ordinary.all()):
         return rows * scale.to(rows.dtype)[:, None]

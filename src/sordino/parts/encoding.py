@@ -198,7 +198,9 @@ class Clip(Step, kind="clip"):
 def finite_rows(rows: Tensor, norms: Tensor) -> Tensor:
     """Return rows [m, d] with every row of a non-finite norm set to zero, so that it adds nothing to the sum."""
     bad = ~norms.isfinite()
-    return torch.where(bad[:, None], torch.zeros_like(rows), rows) if bool(bad.any()) else rows
+    if rows.device.type == "cpu" and not bool(bad.any()):
+        return rows
+    return rows.masked_fill(bad[:, None], 0.0)
 
 
 @dataclass(frozen=True)
@@ -215,11 +217,11 @@ class Noised:
         """Norm of the noise over the largest norm of the mean: z sqrt(d) / S for S clients, or records."""
         return float(self.each().square().sum().sqrt()) / self.clip_norm
 
-    def each(self) -> Tensor:
+    def each(self, device: torch.device | None = None) -> Tensor:
         """Return the standard deviation of the noise in every coordinate: [d], float64."""
         if isinstance(self.std, Tensor):
-            return self.std.double()
-        return torch.full((self.layout.size,), self.std, dtype=torch.float64)
+            return self.std.to(device or self.std.device, torch.float64)
+        return torch.full((self.layout.size,), self.std, dtype=torch.float64, device=device)
 
 
 class Postprocess(Part):
@@ -327,13 +329,14 @@ class JamesStein(Postprocess, kind="james_stein"):
     needs_noise: ClassVar[bool] = True
 
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
-        shrunk, each = mean.clone(), known.each()
+        shrunk, each = mean.clone(), known.each(mean.device)
         for slot in known.layout.slots:
             part, std = shrunk[slot.start : slot.stop], each[slot.start : slot.stop]
             noisy = std > 0
-            power = float((part[noisy].double() / std[noisy]).square().sum())
-            factor = 1 - max(0, int(noisy.sum()) - 2) / power if power > 0 else 1.0
-            part[noisy] *= max(0.0, factor) if self.positive else factor
+            power = torch.where(noisy, part.double() / std, 0.0).square().sum()
+            factor = torch.where(power > 0, 1 - (noisy.sum() - 2).clamp(min=0) / power, 1.0)
+            factor = factor.clamp(min=0.0) if self.positive else factor
+            part.copy_(torch.where(noisy, part * factor, part))
         return shrunk
 
 
@@ -344,10 +347,10 @@ class SoftThreshold(Postprocess, kind="soft_threshold"):
     needs_noise: ClassVar[bool] = True
 
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
-        shrunk, each = mean.clone(), known.each().to(mean.dtype)
+        shrunk, each = mean.clone(), known.each(mean.device).to(mean.dtype)
         for slot in known.layout.slots:
             part, std = shrunk[slot.start : slot.stop], each[slot.start : slot.stop]
-            level = std * math.sqrt(2 * math.log(max(int((std > 0).sum()), 2)))
+            level = std * (2 * (std > 0).sum().clamp(min=2).double().log()).sqrt()
             part.copy_(part.sign() * (part.abs() - level).clamp(min=0.0))
         return shrunk
 

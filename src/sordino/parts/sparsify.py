@@ -196,7 +196,7 @@ class PublicMask(Step, kind="public_mask"):
     def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
         """Return the noise level of the sent coordinates, and 0 for the others."""
         assert public.mask is not None
-        each = std if isinstance(std, Tensor) else torch.full((len(public.mask),), std)
+        each = std if isinstance(std, Tensor) else torch.full((len(public.mask),), std, device=public.mask.device)
         return self.decode(each, public)
 
 

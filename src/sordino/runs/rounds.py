@@ -15,7 +15,7 @@ from sordino import codec
 from sordino.accounting.accountant import check_provable
 from sordino.codec import named_failures
 from sordino.config import Config
-from sordino.engines.base import Engine
+from sordino.engines.base import CPU, Engine
 from sordino.engines.checks import prepare_columns, released_histograms
 from sordino.errors import BudgetError, CertificateError, ConfigError
 from sordino.ledger.budget import Filter
@@ -121,7 +121,7 @@ def run_rounds(
     except BudgetError as error:
         refused = error
         start.writer.refuse(config, error)
-    return state, refused
+    return state.on(CPU), refused
 
 
 def keep_round(writer: RunWriter | InMemoryRun, done: Round, show: OnRound | None, noise: Mode) -> dict[str, Any]:

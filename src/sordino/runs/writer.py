@@ -156,7 +156,7 @@ class Checkpoint:
         named = {f"{side}.{name}": one for side in _SIDES for name, one in getattr(self.state, side).items()}
         logs = {"history": [self.history.size, self.history.sha256], "engine": [self.engine.size, self.engine.sha256]}
         bound = {"t": self.state.t, "head": self.head, **logs}
-        return bound, {name: named[name].contiguous() for name in sorted(named)}
+        return bound, {name: named[name].cpu().contiguous() for name in sorted(named)}
 
     @property
     def sha256(self) -> str:
