@@ -227,7 +227,7 @@ def test_a_ledger_that_knows_less_than_the_checkpoint_is_refused(tmp_path: Path)
     file, other = ledger_file(tmp_path), ledger_file(tmp_path / "other")
     first = loop(file)
     train(first)
-    with pytest.raises(ConfigError, match="knows 0 steps of a run whose checkpoint has 5"):
+    with pytest.raises(ConfigError, match="with 0 steps of a run whose checkpoint has 5"):
         loop(other)[1].load_state_dict(first[1].state_dict())
 
 
@@ -238,7 +238,7 @@ def test_correlated_noise_is_not_drawn_again(tmp_path: Path, monkeypatch: pytest
     early = copy.deepcopy(first[1].state_dict())
     train(first)
     forget(monkeypatch)
-    with pytest.raises(ConfigError, match="noise of 5 steps in a checkpoint, and 10 steps"):
+    with pytest.raises(ConfigError, match="5 draws of correlated noise and 10 charged steps"):
         loop(file, strategy=Banded(5))[1].load_state_dict(early)
     twin = copy.deepcopy(first[1].account)
     first[1].account.charge()
