@@ -61,7 +61,7 @@ def type_words(annotation: Any) -> str:
 
 def value_words(value: Any) -> str:
     if isinstance(value, Part):
-        return f"`{starters.written(value)}`"
+        return f"`{starters.toml_value(value)}`"
     if value is None:
         return "-"
     written = {bool: lambda: str(value).lower(), tuple: lambda: str(list(value)), str: lambda: f'"{value}"'}

@@ -84,7 +84,7 @@ class PartError(UserError):
     """A user's part that failed in a run, or returned an invalid value. Charged rounds stay charged."""
 
     def __init__(self, found: str, needed: str = "") -> None:
-        fix = "mend it; what was charged stays charged, and the folder goes on with --resume where the code is the same"
+        fix = "repair the part; charged rounds stay charged, and --resume continues the run if the code is the same"
         super().__init__(found, needed or "a part that works", fix)
 
 
@@ -107,9 +107,9 @@ class UnreachableError(UserError):
 class BudgetError(SordinoError):
     """A round that would overspend a budget; nothing of it was released. `refused` is its round and cohort."""
 
-    def __init__(self, said: str, refused: Any = None) -> None:
+    def __init__(self, message: str, refused: Any = None) -> None:
         self.refused = refused
-        super().__init__(said)
+        super().__init__(message)
 
 
 class DivergedError(SordinoError):

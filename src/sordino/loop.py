@@ -116,7 +116,8 @@ def check_needs(plan: Plan, public: bool, engine: Engine) -> None:
     if plan.release.correlated:
         plan.check_fitted()
     if plan.mask is not None and plan.mask.source.needs_public_data and not public:
-        raise DataError("a mask from public records and a task without any", "Task(..., public=records)")
+        fix = "pass public=records to the task"
+        raise DataError("a mask from public records and a task without any", "a task with public records", fix)
     missing = plan.needs - engine.offers
     if missing:
         asking = [part for part in (plan.release, plan.server) if missing & part.needs]
@@ -146,7 +147,8 @@ def run(
         check_train_metrics(train_metrics, streams.mode)
     check_gradients(task)
     if train_metrics and task.clients.here is not None:
-        raise ConfigError("train_metrics = true where the clients' records are elsewhere", "a simulation", "drop it")
+        found = "train_metrics = true where the clients' records are on other machines"
+        raise ConfigError(found, "a simulation, which holds all records", "drop train_metrics")
     state = state or State.initial(plan, task.layout.flatten(task.model))
     if plan.prepare:
         task, state = prepare_columns(plan, task, streams, charges.charge, state)
@@ -185,7 +187,7 @@ def check_layout(task: Task, layout: Layout) -> None:
     """Refuse a model whose trained tensors were changed since the run began: they would get these weights."""
     if task.layout != layout:
         found = "a model whose requires_grad, or whose tensors, were changed between two rounds"
-        fix = "bring them back and resume; to train others too, begin another run with init= the weights of this one"
+        fix = "restore requires_grad and resume; to train other tensors, start a run with init= the weights of this run"
         raise DataError(found, "the same trained tensors for a whole run", fix)
 
 

@@ -73,12 +73,13 @@ def model_bytes(model: nn.Module) -> bytes:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load weights that `model_bytes` stored into a module of the same kind; frozen parameters stay as they are."""
+    """Load weights that `model_bytes` stored into a module of the same kind; frozen parameters do not change."""
     own = unwrapped_model(model)
     lacking = own.load_state_dict(dict(weights), strict=False)
     wrong = [*lacking.unexpected_keys, *(name for name in lacking.missing_keys if name not in _frozen_names(own))]
     if wrong:
-        raise DataError(f"weights that do not fit the model at {wrong[0]!r}", "those of a model of the same kind")
+        needed = "weights of a model with the same parameters"
+        raise DataError(f"weights that do not fit the model at {wrong[0]!r}", needed)
 
 
 def _frozen_names(model: nn.Module) -> set[str]:

@@ -81,7 +81,7 @@ class Plan(_Cache):
             self._check_records(self.local.reads)
         if self.server.rounds not in (None, self.rounds):
             found = f"server {self.server.kind!r} of {self.server.rounds} rounds in a plan of {self.rounds}"
-            raise PlanError("server", found, "as many rounds in both")
+            raise PlanError("server", found, "a server for as many rounds as the plan has")
         self._check_steps()
         bare = self.release.correlated and not self.release.is_fitted(self.rounds)
         lines = () if bare else self.forecast.lines
@@ -151,22 +151,24 @@ class Plan(_Cache):
         needed = self.rounds * (spent.count if isinstance(spent, AlreadyPrivate) else 1)
         if most is not None and needed > most:
             found = f"{needed} disjoint batches where the smallest silo has {most}"
-            raise PlanError("one pass", found, "batches that are disjoint in all rounds", "fewer rounds, or less batch")
+            raise PlanError("one pass", found, "batches that are disjoint in all rounds", "lower rounds or batch")
         if self.encode:
             found = f"{self.encode[0].kind} after a gradient that is clipped record by record"
-            raise PlanError("records", found, "no encode steps", "drop them: the bound is the solver's")
+            raise PlanError("records", found, "no encode steps", "drop encode: the local solver bounds the message")
 
     def _check_steps(self) -> None:
         """Refuse denoising of unknown noise, sparsity of messages that are no updates, two preparations of a column."""
         asking = [step for step in self.postprocess if step.needs_noise]
         if asking and isinstance(self.bound, AlreadyPrivate):
             found = f"{asking[0].kind} on messages whose noise went through local steps"
-            raise PlanError("denoising", found, "noise of a known deviation", "drop it, or noise the message itself")
+            fix = "drop the denoiser, or use a release that adds the noise"
+            raise PlanError("denoising", found, "noise of known standard deviation", fix)
         bent = next((i for i, step in enumerate(self.postprocess) if not step.linear), len(self.postprocess))
         late = next((step for step in self.postprocess[bent + 1 :] if step.needs_noise), None)
         if late is not None:
-            found = f"{late.kind} after {self.postprocess[bent].kind}, which leaves noise of no known deviation"
-            raise PlanError("denoising", found, "linear maps before it", f"put {late.kind} first, or drop one")
+            found = f"{late.kind} after {self.postprocess[bent].kind}, which makes the level of the noise unknown"
+            fix = f"put {late.kind} first, or drop one of the two"
+            raise PlanError("denoising", found, "linear post-processing before the denoiser", fix)
         coordinates = (step for step in self.encode if step.needs_slopes or step.needs_tensors or step is self.mask)
         looks = next(coordinates, None)
         if looks is not None and self.local.length(1) != 1:
@@ -175,7 +177,7 @@ class Plan(_Cache):
         names = [part.column for part in self.prepare]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:  # one histogram of a column is enough
-            raise PlanError("preparation", f"two releases of column {twice!r}", "one for each column")
+            raise PlanError("preparation", f"two releases of column {twice!r}", "one release for each column")
 
     @property
     def unit(self) -> Unit:
@@ -271,7 +273,8 @@ class Plan(_Cache):
             found = step.learn(encoded, public)
             twice = next((name for name in found if name in learned or "." in name), None)
             if twice is not None:
-                raise PlanError("learn", f"{step.kind!r} learns {twice!r}", "a name without a dot, of one step alone")
+                needed = "a name without a dot that no other step uses"
+                raise PlanError("learn", f"{step.kind!r} learns {twice!r}", needed)
             learned |= found
         after = {name: torch.tensor(value, dtype=torch.float64) for name, value in learned.items()}
         remembered = None if self.mask is None else self.mask.source.remember(state.public_state.get("released"), mean)

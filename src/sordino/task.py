@@ -97,7 +97,8 @@ class Task:
             pair = isinstance(clients, tuple) and len(clients) == 2 and all(hasattr(side, "shape") for side in clients)
             if pair or isinstance(clients, Mapping | torch.utils.data.Dataset):
                 found = f"one data set ({type(clients).__name__}) for all clients, and no partition"
-                raise DataError(found, "a list with one data set per client", "or add partition=so.Iid(clients=100)")
+                fix = "pass such a list, or add partition=so.Iid(clients=100)"
+                raise DataError(found, "a list with one data set per client", fix)
         own, first = (clients, "client 0") if partition is None else ([clients], "the data set")
         count, rest = len(own), list(client_test or ())
         model, (*own, test, public), loss = _read_inputs(model, [*own, *rest, test, public], loss, pad, length, first)
@@ -156,7 +157,7 @@ class Task:
                 check_finite(records, name)
         if self.client_test is not None and self.client_test.population != self.clients.population:
             found = f"client_test of {self.client_test.population} clients and data of {self.clients.population}"
-            raise DataError(found, "one data set of each client in both")
+            raise DataError(found, "as many data sets in client_test as clients")
         if self.groups is not None and (self.test is None or len(self.groups) != len(self.test)):
             found = f"groups of {len(self.groups)} test records"
             raise DataError(found, f"one for each of the {0 if self.test is None else len(self.test)} there are")
@@ -203,7 +204,7 @@ class Task:
         x, y, losses, found = self.clients.records.x, self.clients.records.y, self.losses, self._program
         if found is not None:
             old, new = ([(one.shape[1:], one.dtype) for one in pair] for pair in ((found.x, found.y), (x, y)))
-            same = found.model is self.model and found.loss == losses and found.word == self.own_code
+            same = found.model is self.model and found.loss == losses and found.trust == self.own_code
             if old == new and same and found.x.device == self.device:
                 return found
         made = Program(self.model, losses, x, y, self.own_code)
@@ -267,13 +268,13 @@ class Task:
 
     def at(self, vector: Tensor) -> nn.Module:
         """Copy of the module with these weights, in eval mode."""
-        model = self.program.judging()
+        model = self.program.evaluation_model()
         self.layout.load(model, vector)
         return model
 
     def evaluate_clients(self, vector: Tensor, batch: int = 2048) -> dict[str, float]:
         """Return the metrics of all clients' records, as train_loss, ...: NOT private, for simulation only."""
-        records, held, model = self.clients.records, torch.from_numpy(self.clients.index), self.program.running()
+        records, held, model = self.clients.records, torch.from_numpy(self.clients.index), self.program.training_model()
         self.layout.load(model, vector)
         pairs = ((records.x[rows], records.y[rows]) for rows in torch.split(held, _batch_size(records, batch)))
         found = figures(evaluation_sums(model.eval(), pairs, self.program.losses))

@@ -161,12 +161,12 @@ class Result:
 
     def _run_in_memory(self) -> tuple[InMemoryRun, State]:
         if self.in_memory is None or self.config is None or self.task is None:
-            raise ConfigError("a result without the charges of its run", "one that train() returned")
+            raise ConfigError("a result without the charges of its run", "a result that train() returned")
         return self.in_memory
 
     def _plan_and_facts(self) -> tuple[Plan, Facts]:
         if self.config is None or self.facts is None:
-            raise ConfigError("a result without its plan", "one that train() returned")
+            raise ConfigError("a result without its plan", "a result that train() returned")
         return self.config.plan, self.facts
 
 
@@ -205,7 +205,7 @@ def train(
     in it. Clients train on `device`. In a terminal or a notebook a bar shows the rounds, unless `progress=False`.
     """
     if resume and out is None:
-        raise ConfigError("resume=True without out", "the folder of the run to go on with", 'out="runs/a"')
+        raise ConfigError("resume=True without out", "the folder of the run that is continued", 'out="runs/a"')
     if metrics is not None:
         task = replace(task, metrics=(*task.metrics, *metrics_of(metrics)))
     asked = RunSpec(seed=seed, eval_every=eval_every, train_metrics=train_metrics or None, stop=stop)
@@ -218,7 +218,8 @@ def train(
     if engine is None or isinstance(engine, str):
         engine = engine_named(engine or "inprocess", device=device)
     elif device != "cpu":
-        raise ConfigError(f"device = {device!r} beside an engine", "one of them", "give the device to the engine")
+        fix = "pass the device to the engine"
+        raise ConfigError(f"device = {device!r} beside an engine", "either a device or an engine", fix)
     with bar_where_seen(plan.rounds, progress) as bar:
 
         def show(line: dict[str, Any]) -> None:
@@ -258,7 +259,7 @@ def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None)
     known = replace(known, utility=outcome.last_figures(notes.history), prepared=notes.prepared, earlier=before)
     known = replace(known, own_code=OwnCode.of_headers([header for _, header in notes.engine]))
     facts = outcome.facts_of_charges(plan, notes.rounds, notes.cohorts, known, notes.settled)
-    facts = replace(facts, ledger=admission.final_standing(config, notes.run, facts))
+    facts = replace(facts, ledger=admission.final_statement(config, notes.run, facts))
     made = certificate(plan, facts)
     execution.register_lineage(model, task, (*before, EarlierRun.of_certificate(made, notes.run, lineage.IN_PROCESS)))
     words, rows = single_class_note(notes.history), History.of(notes.history)

@@ -173,7 +173,7 @@ def test_a_silos_budget_stops_the_round_that_would_overspend_it(tmp_path: Path) 
     assert sum(2 in line["cohort"] for line in lines(tmp_path / "a" / "charges.jsonl")) == 2
     assert sordino("certify", tmp_path / "a").code == 0
     everyone = written(tmp_path, privacy=own_budgets(9.0, 9.0, two, 9.0))
-    assert "4 rounds of which client 2 is in 4, and a budget worth 2" in sordino("plan", everyone).sentence
+    assert "4 rounds, 4 of them with client 2, whose budget allows 2" in sordino("plan", everyone).sentence
 
 
 def test_a_budget_of_local_steps_is_worth_whole_rounds() -> None:

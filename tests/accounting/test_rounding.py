@@ -59,6 +59,7 @@ COMPARED = {
     **dict.fromkeys(comparison.COST_FIELDS, "x"),
     "delta": DELTA,
 }
+TUNED = {"proposal": {}, "rule": "x", "curves": {}, "at_edge": [], "privacy_cost": "nothing"}
 TEXTS = {
     "epsilon": planning.epsilon_text(
         {"adversaries": [LINE], "unit": "client", "accountant": "a", "method": "m", "grid": None}
@@ -66,7 +67,7 @@ TEXTS = {
     "calibrate": planning.calibrated_text({"free": "rounds", "value": 3, "out": None, **LINE}),
     "certify": results.guarantee(MADE),
     "plan": planning._epsilon(LINE),
-    "tune": tune_output._budget(LINE),
+    "tune": tune_output.text({"tuned": [{**LINE, **TUNED}], "out": None}),
     "sweep": sweep_report.guarantee(MADE),
     "model card": cards._guarantee(MADE),
     "ledger of a run": explain.in_all({"runs": 1, "dataset": "d", "limit": EPSILON, **LINE}),

@@ -31,7 +31,7 @@ from sordino.loop import noised_sum
 from sordino.parts import record_solvers
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import Clip, Public
-from sordino.parts.local_solvers import Coins, Work
+from sordino.parts.local_solvers import NoiseStream, Work
 from sordino.parts.mechanisms import Gaussian, Histogram, Laplace, Mechanism, secure_exponential
 from sordino.parts.record_samplers import AllRecords
 from sordino.parts.record_solvers import NoisyLocalSgd
@@ -198,7 +198,7 @@ def _work(solver: NoisyLocalSgd, slope: float) -> Work:
         def clipped(self, w: Tensor, batch: Any, ball: Any) -> Tensor:
             return torch.full_like(w, slope)
 
-    coins = [Coins(0, Secure().at(0, "local noise", 0), solver)]
+    coins = [NoiseStream(0, Secure().at(0, "local noise", 0), solver)]
     return Work(Constant(), torch.zeros(SIZE), [None], 1, Public(t=0, size=SIZE), coins, None)  # type: ignore[arg-type,list-item]
 
 

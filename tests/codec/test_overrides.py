@@ -9,7 +9,7 @@ import pytest
 from tests.commands import federation, sordino
 
 from sordino import codec
-from sordino.cli.console import forward, left
+from sordino.cli.console import time_left, working
 from sordino.config import load_config
 from sordino.errors import ConfigError
 from sordino.parts.encoding import Clip
@@ -107,22 +107,18 @@ def test_calibrate_and_audit_take_them_too(tmp_path: Path) -> None:
     assert "which has run" in sordino("audit", out, "--mechanism", "--seed", 4).sentence
 
 
-def test_progress_never_goes_back_where_work_is_found_on_the_way() -> None:
-    share = forward()
-    assert [share(*at) for at in ((1, 4), (2, 4), (3, 12), (6, 12), (9, 12), (12, 12))] == [
-        0.25,
-        0.5,
-        0.5,
-        0.5,
-        0.75,
-        1,
-    ]
+def test_progress_never_goes_back_where_work_is_found_on_the_way(capsys: pytest.CaptureFixture[str]) -> None:
+    with working("tune", quiet=False) as progress:
+        for done, total in ((1, 4), (2, 4), (3, 12), (6, 12), (9, 12), (12, 12)):
+            progress(done, total, "")
+    shares = [int(line.split("%")[0].split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert shares == [25, 50, 50, 50, 75, 100]
 
 
 def test_the_time_left_is_that_of_the_rest_at_the_same_pace() -> None:
-    assert left(30.0, 1.0, 3.0) == ", about 60 s left"
-    assert left(300.0, 1.0, 3.0) == ", about 10 min left"
-    assert left(3.0, 3.0, 3.0) == left(3.0, 0.0, 3.0) == ""
+    assert time_left(30.0, 1.0, 3.0) == ", about 60 s left"
+    assert time_left(300.0, 1.0, 3.0) == ", about 10 min left"
+    assert time_left(3.0, 3.0, 3.0) == time_left(3.0, 0.0, 3.0) == ""
 
 
 def test_a_search_tells_how_far_it_is(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests import mutants
 from tests.commands import sordino
 
-from sordino.cli.console import finite
+from sordino.cli.console import json_safe
 from sordino.cli.planning import forecast, forecast_text
 from sordino.config import Config, load_config
 from sordino.errors import LONGEST, UserError
@@ -67,7 +67,7 @@ def planned(file: Path) -> Config | None:
         with in_time(SECONDS):
             config = load_config(file)
             found = forecast(config)
-            json.dumps(finite(found), allow_nan=False)
+            json.dumps(json_safe(found), allow_nan=False)
             forecast_text(found)
     except UserError as error:
         said = str(error)

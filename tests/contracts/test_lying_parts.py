@@ -81,7 +81,7 @@ def test_a_subclass_that_is_written_as_its_parent_is_refused_however_deep_it_sit
 def test_a_lie_has_no_hash_and_no_file() -> None:
     writers: tuple[Callable[[Any], str], ...] = (codec.digest, codec.to_json, codec.to_toml)
     for write in writers:
-        with pytest.raises(PlanError, match="kind of its own"):
+        with pytest.raises(PlanError, match="declare its kind"):
             write(Silent(1.0))
     assert codec.digest(Gaussian(1.0)) != codec.digest(Gaussian(2.0))
 
@@ -90,7 +90,7 @@ def test_a_method_that_was_set_on_an_instance_is_refused() -> None:
     noise = Gaussian(1.0)
     object.__setattr__(noise, "sample", lambda size, rng: np.zeros(size))
     for release in (CentralNoise(noise), LocalNoise(noise)):
-        with pytest.raises(PlanError, match="'sample' was set by hand"):
+        with pytest.raises(PlanError, match="'sample' was set after construction"):
             plan(release=release)
 
 

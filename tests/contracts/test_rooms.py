@@ -22,7 +22,7 @@ ORDER = (
     *("report", "runs", "federation", "tuning", "audit", "training", "cli"),  # what is built on it
 )
 ROOT = Path(sordino.__file__).parent
-MOST_FILES, MOST_LINES, MOST_NAMES = 188, 42_100, 32
+MOST_FILES, MOST_LINES, MOST_NAMES = 170, 41_600, 32
 FILES = sorted(ROOT.rglob("*.py"))
 
 

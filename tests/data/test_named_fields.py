@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 import sordino as so
 from sordino.data.clients import NamedFieldsModel
 from sordino.errors import DataError
-from sordino.parts.losses import IGNORED, Tokens, keeps_apart, loss_of
+from sordino.parts.losses import IGNORED, Tokens, is_record_wise, loss_of
 
 
 class Bag(nn.Module):
@@ -102,7 +102,7 @@ def test_a_record_without_a_label_that_counts_costs_nothing() -> None:
     assert float(values[0].detach()) == 0.0
     assert outputs.grad is not None
     assert not bool(outputs.grad[0].any())
-    assert keeps_apart(loss_of("tokens"))
+    assert is_record_wise(loss_of("tokens"))
 
 
 def test_a_causal_model_is_asked_for_the_next_token_and_padding_is_no_target() -> None:
@@ -135,9 +135,13 @@ MISTAKES: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         "'attention_masks' in client 0",
     ),
-    "no labels": ([{"input_ids": [1]}], {}, "labels among them"),
+    "no labels": ([{"input_ids": [1]}], {}, "a field `labels`"),
     "too long": (rows(), {"length": 3}, "a record of 4 tokens and length = 3"),
-    "columns of different length": ({"input_ids": [[1], [2]], "labels": [0]}, {}, "as many in every field"),
+    "columns of different length": (
+        {"input_ids": [[1], [2]], "labels": [0]},
+        {},
+        "the same number of records in every field",
+    ),
     "labels alone": ([{"labels": 0}], {}, "labels alone"),
     "no number": ([{"input_ids": [object()], "labels": 0}], {}, "no list of numbers"),
 }

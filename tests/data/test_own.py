@@ -68,7 +68,7 @@ NAN = np.where(np.arange(20).reshape(10, 2) > 16, np.nan, 0.0)
         ({"x": X, "y": Y[:9], "test_x": X, "test_y": Y}, "10 records in x, 9 records in y"),
         ({"x": X, "y": Y, "groups": Y[:3]}, "3 records in groups"),
         ({"x": X, "y": Y, "groups": Y + 0.5}, "one integer per record"),
-        ({"x": X, "y": Y, "test_x": X}, "both or neither"),
+        ({"x": X, "y": Y, "test_x": X}, "both arrays"),
         ({"x": X, "y": Y, "test_x": X[:, :1], "test_y": Y}, "the same shape"),
         ({"x": X, "y": Y - 1, "classes": 2}, "label -1"),
         ({"x": X, "y": Y + 2, "classes": 2}, "labels from 0 to 1"),
@@ -167,7 +167,7 @@ def test_a_file_of_its_own_may_be_named_as_the_test(tmp_path: Path) -> None:
     [
         ({"test": "a.csv"}, "the training file itself"),
         ({"test": "absent.csv"}, "does not exist"),
-        ({"test": "b.csv", "public_test_fraction": 0.2}, "one way to say which rows are public"),
+        ({"test": "b.csv", "public_test_fraction": 0.2}, "one declaration of which rows are public"),
         ({"public_test_fraction": 1.5}, "between 0 and 1"),
         ({"public_test_fraction": 0.01}, "at least one public test record"),
         ({"train": 5, "validation": True}, "whose rows are private"),

@@ -123,12 +123,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"quantiles": [0.1, 0.9]}, "depends on private rows"),
     ({"quantiles": [0.9, 0.1], "histogram": {"epsilon": 1.0, "within": [0, 1]}}, "0 <= low < high <= 1"),
     ({"range": [0, 1], "histogram": {"epsilon": 1.0, "within": [0, 1]}}, "nothing that is read off it"),
-    ({"range": [0, 1], "quantiles": [0, 1], "histogram": {"epsilon": 1.0, "within": [0, 1]}}, "drop one of them"),
+    (
+        {"range": [0, 1], "quantiles": [0, 1], "histogram": {"epsilon": 1.0, "within": [0, 1]}},
+        "drop range or quantiles",
+    ),
     ({"quantiles": [0, 1], "histogram": {"epsilon": 0.0, "within": [0, 1]}}, "a positive number"),
     ({"quantiles": [0, 1], "histogram": {"epsilon": 1.0, "within": [1, 0]}}, "low < high"),
     ({"quantiles": [0, 1], "histogram": {"epsilon": 1.0, "within": [0, 1], "bins": 1}}, "from 2 to"),
     ({"categories": ["a", "a"]}, "every category once"),
-    ({"categories": ["a", "b"], "range": [0, 1]}, "categories, or numbers"),
+    ({"categories": ["a", "b"], "range": [0, 1]}, "a column of categories"),
     ({"categories": ["a", "b"], "missing": "c"}, '"category"'),
 ]
 
@@ -208,7 +211,7 @@ def test_files_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
         load("csv", files=[str(tmp_path / "sites" / "CA.csv")], test=str(tmp_path / "sites" / "CA.csv"), **OPTIONS)
     with pytest.raises(ConfigError, match="two files named 'CA'"):
         load("csv", files=[str(tmp_path / "CA.csv"), str(tmp_path / "sites" / "CA.csv")], **OPTIONS)
-    with pytest.raises(ConfigError, match="files, a silo each, and groups"):
+    with pytest.raises(ConfigError, match="files, each a silo, and groups"):
         load("csv", files=str(tmp_path / "sites"), groups="state", **OPTIONS)
 
 
@@ -248,7 +251,7 @@ def test_plan_refuses_a_test_that_is_a_silo(tmp_path: Path) -> None:
     path = str(_write(tmp_path / "a.csv", ROWS))
     with pytest.raises(ConfigError, match="the training file itself"):
         preview("csv", {**OPTIONS, "path": path, "test": path})
-    with pytest.raises(ConfigError, match="one way to say"):
+    with pytest.raises(ConfigError, match="one declaration of which"):
         preview("csv", {**OPTIONS, "path": path, "test": "b.csv", "public_test_fraction": 0.5})
 
 

@@ -31,7 +31,7 @@ def test_a_plan_that_a_policy_forbids_is_refused_before_anything_is_charged(
     hospitals.until("the refusal", lambda: log.exists() and "sordino: " in log.read_text())
     said = log.read_text()
     assert said.count("\n") == 1
-    assert "the plan protects one client, and the policy wants one record" in said
+    assert "the plan protects one client, and the policy requires one record" in said
     assert not (out / "certificate.json").exists()
     for name in hospitals.SILOS:
         with Ledger.open(guarded / "silos" / name / "ledger.db") as ledger:

@@ -257,7 +257,7 @@ def test_half_an_account_is_refused(wrong: dict[str, Any]) -> None:
 
 def test_a_data_set_without_a_limit_is_refused(tmp_path: Path) -> None:
     file = ledger_file(tmp_path)
-    with pytest.raises(ConfigError, match="one that has a limit"):
+    with pytest.raises(ConfigError, match="a data set that has a limit"):
         loop(file, named="nobody")
 
 

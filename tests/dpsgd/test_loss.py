@@ -220,3 +220,54 @@ def test_the_certificate_says_how_the_loss_is_kept_apart() -> None:
     parts = language(loss=per_record)
     steps(parts)
     assert "record's output alone" in parts[1].certificate()["loop"]["loss"]["check"]
+
+
+def smoothed(smoothing: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda out, y: F.cross_entropy(out, y, label_smoothing=smoothing)
+
+
+@pytest.mark.parametrize("smoothing", [0.01, 0.1, 0.5])
+def test_label_smoothing_is_recognised_and_clipped_as_in_a_loop_over_records(smoothing: float) -> None:
+    parts = private(clip_norm=0.4, noise_multiplier=QUIET)
+    before = weights(parts[0]).clone()
+    x, y = data().tensors
+    rows = batch_of(parts, 0)
+    wanted = clipped_sum(parts[0], x[rows], y[rows], 0.4, smoothed(smoothing))
+    found = next(iter(parts[2]))
+    smoothed(smoothing)(parts[0](found[0]), found[1]).backward()  # type: ignore[no-untyped-call]
+    parts[1].step()
+    flat = torch.cat([part.reshape(-1) for part in wanted.values()])
+    torch.testing.assert_close((before - weights(parts[0])).double() / 0.1, flat / 12, rtol=0, atol=1e-5)
+    assert parts[1].check.found == f"recognised: cross_entropy with label smoothing {smoothing}"
+
+
+def test_label_smoothing_is_recognised_after_scores_of_zero_and_of_tokens() -> None:
+    model = mlp()
+    for parameter in model[2].parameters():  # type: ignore[index]
+        nn.init.zeros_(parameter)
+    parts = private(model, epochs=2)
+    train(parts, smoothed(0.1), epochs=2)
+    assert parts[1].check.found.endswith("smoothing 0.1")
+    parts = language(dataset=texts(padded=False))
+    train(parts, lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten(), label_smoothing=0.1))
+    assert parts[1].check.found == "recognised: cross_entropy of tokens with label smoothing 0.1"
+
+
+@pytest.mark.parametrize("other", [0.0, 0.2])
+def test_label_smoothing_that_the_loop_chooses_by_its_batch_is_refused(other: float) -> None:
+    parts, taken = private(), []
+
+    def chosen(out: Tensor, y: Tensor) -> Tensor:
+        taken.append(1)
+        return smoothed(0.1 if len(taken) < 3 else other)(out, y)
+
+    with pytest.raises(PlanError, match="a loss that differs"):
+        train(parts, chosen)
+    assert parts[1].steps == 2
+
+
+def test_a_smoothed_mean_over_the_tokens_that_count_is_refused() -> None:
+    parts = language()
+    with pytest.raises(PlanError, match=r"not -100.*loss=f"):
+        train(parts, lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten(), label_smoothing=0.1))
+    assert parts[1].steps == 0

@@ -93,9 +93,15 @@ def a_layer_put_in_later(parts: Parts) -> None:
     parts[1].step()
 
 
-def a_closure(parts: Parts) -> None:
-    backward(parts, *first_batch(parts))
+def a_closure_without_a_backward_pass(parts: Parts) -> None:
+    first_batch(parts)
     parts[1].step(lambda: 0.0)
+
+
+def a_closure_with_a_second_backward_pass(parts: Parts) -> None:
+    x, y = first_batch(parts)
+    backward(parts, x, y)
+    parts[1].step(lambda: backward(parts, x, y))
 
 
 def a_penalty_on_the_weights(parts: Parts) -> None:
@@ -192,7 +198,8 @@ WAYS: list[Callable[[Parts], None]] = [
     two_backward_passes,
     two_losses_of_one_pass,
     a_layer_put_in_later,
-    a_closure,
+    a_closure_without_a_backward_pass,
+    a_closure_with_a_second_backward_pass,
     a_penalty_on_the_weights,
     a_layer_called_alone,
     a_new_group,

@@ -18,7 +18,7 @@ from sordino.engines.base import ClientJob, Engine
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.loop import run
 from sordino.parts.encoding import Adaptive, Clip
-from sordino.parts.local_solvers import Coins, LocalSgd
+from sordino.parts.local_solvers import LocalSgd, NoiseStream
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.record_solvers import NoisyLocalSgd
@@ -123,11 +123,11 @@ def noise_of_rank_one_is_lost(rank: int) -> Iterator[None]:
     """Clients of rank 1 send what they should, but for the noise of their own."""
     honest = InProcessWorker.noise_streams
 
-    def coins(self: InProcessWorker, owners: Any, t: int) -> list[Coins]:
+    def streams(self: InProcessWorker, owners: Any, t: int) -> list[NoiseStream]:
         quiet = replace(self.plan.local, noise_multiplier=1e-9)  # type: ignore[type-var]
-        return [replace(coin, solver=quiet if rank else coin.solver) for coin in honest(self, owners, t)]
+        return [replace(one, solver=quiet if rank else one.solver) for one in honest(self, owners, t)]
 
-    yield from _while("noise_streams", coins)
+    yield from _while("noise_streams", streams)
 
 
 def _while(name: str, instead: Any) -> Iterator[None]:

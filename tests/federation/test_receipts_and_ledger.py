@@ -63,7 +63,7 @@ def test_a_round_that_is_run_again_is_not_among_those_that_the_run_has_paid_for(
     assert spent(till) == whole
     released(till, job(HIDDEN, 4, 1.0))
     assert spent(till) == {**whole, GaussianNoise(2.0): 1}
-    assert sum(item.count for item in till.ledger.standing(RUN).own) == 9
+    assert sum(item.count for item in till.ledger.statement(run=RUN).own) == 9
 
 
 def test_a_session_of_a_secure_sum_that_is_tried_again_pays(tmp_path: Path) -> None:

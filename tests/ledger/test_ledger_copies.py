@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.commands import ROUNDS, federation, sordino
+from tests.ledger.release import release
 
 from sordino.accounting import accountant
 from sordino.accounting.events import GaussianNoise, PoissonSampled
@@ -41,7 +42,7 @@ def file(tmp_path: Path) -> Path:
 
 def charged(ledger: Ledger, first: int, count: int) -> None:
     for job in range(first, first + count):
-        ledger.release("a", str(job), (ITEM,), lambda: b"message")
+        release(ledger, "a", str(job), (ITEM,), lambda: b"message")
 
 
 def spent(file: Path) -> int:
@@ -77,7 +78,7 @@ def test_a_run_that_was_refused_is_not_admitted_by_a_copy_of_a_live_ledger(tmp_p
             ("run", file, "--out", tmp_path / "b"),
             ("ledger", "limit", tmp_path / "copy", "digits", *words),
         ):
-            assert "says how far it was written" in sordino(*refused).sentence
+            assert "without its head file" in sordino(*refused).sentence
     assert not (tmp_path / "b").exists()
 
 
@@ -106,7 +107,7 @@ def test_a_ledger_that_went_another_way_is_refused(file: Path) -> None:
 def test_a_ledger_that_is_gone_is_not_made_anew_beside_its_head_file(file: Path) -> None:
     file.unlink()
     words = ("--epsilon", 8, "--delta", 1e-5, "--unit", "record")
-    assert "by which 5 lines were written to it" in sordino("ledger", "limit", file, "heart", *words).sentence
+    assert "which counts 5 lines of it" in sordino("ledger", "limit", file, "heart", *words).sentence
     assert not file.exists()
 
 
@@ -117,7 +118,7 @@ def test_a_head_file_that_is_gone_or_damaged_is_refused(file: Path) -> None:
         beside.write_bytes(bad)
         assert "which is damaged" in sordino("ledger", "show", file).sentence
     beside.unlink()
-    assert "says how far it was written" in sordino("ledger", "show", file).sentence
+    assert "without its head file" in sordino("ledger", "show", file).sentence
 
 
 def test_one_torn_slot_of_the_head_file_leaves_the_other(file: Path) -> None:
@@ -171,7 +172,7 @@ def test_a_file_that_was_exchanged_under_a_silo_is_not_charged(file: Path) -> No
     with Ledger.open(file) as silo:
         shutil.copy(file, file.parent / "copy")
         os.replace(file.parent / "copy", file)
-        with pytest.raises(StorageError, match="another file in the place of the ledger"):
+        with pytest.raises(StorageError, match="replaced by another file since it was opened"):
             silo.charge("a", "new", (ITEM,))
 
 
@@ -202,7 +203,7 @@ def test_a_backup_of_a_live_ledger_is_whole_and_not_charged(file: Path) -> None:
 
 def test_a_backup_that_lacks_nothing_is_restored_as_it_was(file: Path) -> None:
     sordino("ledger", "backup", file, file.parent / "b")
-    assert "which is whole" in sordino("ledger", "restore", file.parent / "b", file).sentence
+    assert "which is not damaged" in sordino("ledger", "restore", file.parent / "b", file).sentence
     file.unlink()
     assert sordino("ledger", "restore", file.parent / "b", file, "--json").json["lines_lost"] == 0
     assert spent(file) == 3
@@ -222,7 +223,7 @@ def test_after_a_restore_that_lost_charges_nothing_is_charged_before_the_limit_i
     if not known:
         HeadFile.of(file).path.unlink()
     said = sordino("ledger", "restore", file.parent / "b", file)
-    assert ("lost: 2 lines" if known else "nobody knows how many") in said.out
+    assert ("lost: 2 lines" if known else "an unknown number of") in said.out
     assert "lower the limit" in sordino("ledger", "show", file).out
     assert "restored from a backup" in sordino("ledger", "history", file, "heart").out
     with Ledger.open(file) as ledger:
@@ -351,7 +352,7 @@ def test_two_copies_that_run_at_once_cannot_both_release_what_one_has_paid(
         return keep(*words)
 
     monkeypatch.setattr(rounds, "keep_round", meanwhile)
-    with pytest.raises(ConfigError, match="another copy of it has gone on meanwhile"):
+    with pytest.raises(ConfigError, match="another copy of the run's folder has released rounds meanwhile"):
         execution.execute(config, tmp_path / "a", resume=True)
     released = [json.loads(line)["round"] for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
     assert released == [1, 2]  # its round 2 was noted before the other began; round 3 was not released

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.commands import sordino
+from tests.ledger.release import release
 
 from sordino.accounting.events import GaussianNoise
 from sordino.errors import BudgetError, StorageError, UserError
 from sordino.ledger import journal
 from sordino.ledger.journal import MARK
-from sordino.ledger.ledger import Ledger, Request, Statement
-from sordino.ledger.totals import Item, Limit
+from sordino.ledger.ledger import Ledger, Request
+from sordino.ledger.totals import Item, Limit, Statement
 
 ITEM = Item(GaussianNoise(4.0))
 
@@ -28,7 +29,7 @@ def file(tmp_path: Path) -> Path:
         ledger.limit("heart", Limit(8.0, 1e-5, "record"))
         ledger.admit("a", "heart", Request("record", "replace_one", ()), whole=False)
         for t in range(3):
-            ledger.release("a", f"{t}", (ITEM,), lambda t=t: b"message %d" % t)  # type: ignore[misc]
+            release(ledger, "a", f"{t}", (ITEM,), lambda t=t: b"message %d" % t)  # type: ignore[misc]
     return tmp_path / "l"
 
 
@@ -54,7 +55,7 @@ def test_a_ledger_that_another_holds_is_given_up_after_a_while_and_nothing_is_ch
     holder = sqlite3.connect(file, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with Ledger.open(file, wait=0.1) as ledger:
-        with pytest.raises(StorageError, match=r"which others have held for 0\.1 seconds"):
+        with pytest.raises(StorageError, match=r"which other processes have locked for 0\.1 seconds"):
             ledger.charge("a", "more", (ITEM,))
         holder.execute("ROLLBACK")
         ledger.charge("a", "more", (ITEM,))
@@ -80,7 +81,7 @@ def test_what_is_not_a_ledger_is_left_as_it_was(tmp_path: Path) -> None:
     database.close()
     assert "which is not a ledger" in sentence(tmp_path / "other.db")
     assert "which is not a file" in sentence(tmp_path)
-    assert "which is not there" in sentence(tmp_path / "none")
+    assert "which does not exist" in sentence(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_a_stored_message_that_was_changed_is_not_sent(file: Path) -> None:
     changed(file, "UPDATE messages SET body = x'00' WHERE job = '1'")
     with Ledger.open(file) as ledger:
         for ask in (lambda: ledger.replay("1"), lambda: ledger.charge("a", "1", (ITEM,))):
-            with pytest.raises(StorageError, match="a stored message is not what was written"):
+            with pytest.raises(StorageError, match="a stored message does not have its checksum"):
                 ask()
         assert ledger.replay("0") == b"message 0"
 
@@ -182,7 +183,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
         ledger.limit("heart", Limit(8.0, 1e-5, "record"))
         ledger.admit("a", "heart", Request("record", "replace_one", ()), whole=False)
         for t in range(3):
-            ledger.release("a", f"{t}", (ITEM,), lambda: b"message")
+            release(ledger, "a", f"{t}", (ITEM,), lambda: b"message")
     return folder, (folder / "l").read_bytes()
 
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.ledger.release import release
 
 from sordino.accounting.events import GaussianNoise
 from sordino.errors import UserError
@@ -42,7 +43,7 @@ def serve(folder: Path) -> None:
         return b"message"
 
     for job in range(first, first + 10**6):
-        ledger.release("run", str(job), (ITEM,), make)
+        release(ledger, "run", str(job), (ITEM,), make)
 
 
 @contextmanager

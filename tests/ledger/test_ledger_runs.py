@@ -151,7 +151,7 @@ def test_what_is_noted_of_the_ledger_pays_for_the_run_or_is_refused(tmp_path: Pa
     [
         ('ledger = "{}/ours.ledger"', "ledger without dataset"),
         ('dataset = "x"', "dataset without ledger"),
-        ('ledger = "{}/none"\ndataset = "digits"', "which is not there"),
+        ('ledger = "{}/none"\ndataset = "digits"', "which does not exist"),
         ('ledger = "{}/ours.ledger"\ndataset = "digit"', "did you mean 'digits'"),
         ('ledger = "{}/fed.toml"\ndataset = "digits"', "is not a ledger"),
     ],

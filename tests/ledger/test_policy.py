@@ -44,7 +44,7 @@ def test_what_the_policy_allows_is_allowed() -> None:
         ({"expires": "2026-12-31"}, "has expired on 2026-12-31"),
         ({"plans": ("b" * 64,)}, "is not among those allowed"),
         ({"models": ("b" * 64,)}, r"the model \(none\) is not among those allowed"),
-        ({"unit": "client"}, "protects one record, and the policy wants one client"),
+        ({"unit": "client"}, "protects one record, and the policy requires one client"),
         ({"releases": ("noise_shares", "central_noise")}, "the release 'local_noise' is not allowed"),
         ({"noise": ("simulation",)}, "noise of mode 'secure' is not allowed"),
         ({"least_noise_multiplier": 1e6}, "the least allowed is 1e"),
@@ -66,7 +66,7 @@ def test_code_that_is_trusted_is_refused_where_the_policy_does_not_name_it() -> 
 def test_a_plan_that_releases_columns_first_is_refused_by_a_silo_over_a_network() -> None:
     """No silo knows how to do it, so none is asked what it costs."""
     asking = replace(SILOS, prepare=(Histogram("amount", 0.1, 0.0, 1.0),))
-    assert "releases columns before its first round" in str(refusal(OPEN, asking))
+    assert "releases histograms before round 1" in str(refusal(OPEN, asking))
 
 
 def test_the_multiplier_is_this_silos_own() -> None:
@@ -121,7 +121,7 @@ def test_a_policy_reads_back_as_it_was_written(tmp_path: Path) -> None:
         ({"releases": ["local_nose"]}, "did you mean 'local_noise'"),
         ({"noise": ["loud"]}, "noise"),
         ({"expires": "soon"}, 'write it as "2027-01-31"'),
-        ({"plans": ["abc"]}, "64 hexadecimal digits"),
+        ({"plans": ["abc"]}, "64 small hexadecimal digits"),
         ({"least_cohort": -1.0}, "0 or above"),
         ({"adversary": "everyone"}, "one of models, cohort, messages"),
     ],

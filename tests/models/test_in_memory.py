@@ -63,8 +63,8 @@ def test_commands_read_the_folder_and_say_where_the_data_are(tmp_path: Path) -> 
     assert sordino("certify", tmp_path / "run").code == 0
     assert "Mine" in sordino("explain", tmp_path / "run").out
     assert sordino("plan", tmp_path / "run" / "plan.toml").code == 0
-    assert "given in Python" in sordino("audit", tmp_path / "run").sentence
-    assert "given in Python" in sordino("run", tmp_path / "run" / "plan.toml", "--out", tmp_path / "x").sentence
+    assert "passed in Python" in sordino("audit", tmp_path / "run").sentence
+    assert "passed in Python" in sordino("run", tmp_path / "run" / "plan.toml", "--out", tmp_path / "x").sentence
 
 
 def test_a_killed_run_goes_on_to_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,11 +125,11 @@ class Turned(Mine):
 def test_a_function_or_a_module_of_the_same_name_is_known_by_what_it_says(tmp_path: Path) -> None:
     train(tmp_path / "loss", task(loss=renamed(own_loss)))
     train(tmp_path / "loss", task(seeded(Mine(), 5), loss=renamed(own_loss)), resume=True)  # other first weights
-    with pytest.raises(DataError, match="what module and loss say of a made-up record"):
+    with pytest.raises(DataError, match="the outputs of module and loss on synthetic records"):
         train(tmp_path / "loss", task(loss=renamed(lambda out, y: out.square().sum(1))), resume=True)
     train(tmp_path / "module", task())
     Turned.__name__ = Turned.__qualname__ = "Mine"
-    with pytest.raises(DataError, match="what module and loss say of a made-up record"):
+    with pytest.raises(DataError, match="the outputs of module and loss on synthetic records"):
         train(tmp_path / "module", task(seeded(Turned())), resume=True)
 
 

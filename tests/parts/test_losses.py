@@ -19,7 +19,7 @@ from sordino.engines.dense_clients import has_written_gradient
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError, DataError
 from sordino.kernels import linear as kernel
-from sordino.parts.losses import CODES, OURS, Given, Loss, Quantile, keeps_apart, loss_of
+from sordino.parts.losses import CODES, OURS, FunctionLoss, Loss, Quantile, is_record_wise, loss_of
 from sordino.recipes import dp_fed_avg
 from sordino.rng import Seeded
 from sordino.task import Task
@@ -69,10 +69,10 @@ def test_a_loss_is_a_kind_a_part_or_a_function_in_python() -> None:
     assert loss_of("mse") == ALL[1]
     assert so.parts.Quantile(0.5) == loss_of(Quantile(0.5))
     given = loss_of(own)
-    assert given == Given(own)
+    assert given == FunctionLoss(own)
     assert not given.has_slope
     assert not given.has_envelope
-    assert not keeps_apart(given)
+    assert not is_record_wise(given)
     with pytest.raises(ConfigError, match="did you mean 'hinge'"):
         loss_of("hing")
     with pytest.raises(ConfigError, match="a function"):

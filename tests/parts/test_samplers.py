@@ -216,5 +216,5 @@ def test_the_plain_order_keeps_its_written_form() -> None:
 def test_an_order_that_leaves_somebody_out_is_refused(order: tuple[int, ...]) -> None:
     with pytest.raises(PlanError, match="no permutation"):
         RoundRobin(3, 1, order=order)
-    with pytest.raises(PlanError, match="one of them"):
+    with pytest.raises(PlanError, match="either a seed or an order"):
         RoundRobin(3, 1, seed=1, order=(0, 1, 2))

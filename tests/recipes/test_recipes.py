@@ -83,7 +83,7 @@ from sordino.recipes import (
     silo,
     starters,
 )
-from sordino.recipes.arguments import Correlated, Federated, Holder, Messages, Silos
+from sordino.recipes.arguments import Correlated, Federated, Messages, Silos, SingleSilo
 from sordino.task import Task
 from sordino.training import train
 
@@ -330,7 +330,7 @@ def test_best_and_silo_are_their_plans_by_hand_up_to_the_noise_they_solve_for() 
 
 SHARED: list[tuple[Any, Any]] = [
     *((Messages, scaffold), (Federated, dp_fed_avg), (Correlated, dp_ftrl)),
-    *((Silos, noisy_minibatch_sgd), (Holder, dp_sgd), (Holder, dp_ls_adam)),
+    *((Silos, noisy_minibatch_sgd), (SingleSilo, dp_sgd), (SingleSilo, dp_ls_adam)),
 ]
 
 

@@ -126,7 +126,7 @@ def test_the_axis_of_privacy_and_utility_ends_at_one(skewed: Subject) -> None:
 
 def test_a_model_card_says_it_in_words_and_lists_no_class_among_its_figures(skewed: Subject) -> None:
     said = cards._evaluation(skewed.certificate["utility"])
-    assert "**It predicts class 0 for every one of them:**" in said
+    assert "**The model predicts class 0 for every row.**" in said
     assert "| only_class" not in said
     assert "| auc |" in said
 

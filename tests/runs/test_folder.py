@@ -124,7 +124,7 @@ def test_a_killed_run_continues_bit_exact_and_only_one_process_runs_in_a_folder(
             assert time.monotonic() < patience
             time.sleep(0.002)
         process.send_signal(signal.SIGSTOP)
-        assert "going on" in sordino("run", file, "--out", out, "--resume").sentence
+        assert "which another process uses" in sordino("run", file, "--out", out, "--resume").sentence
     finally:
         process.kill()  # SIGKILL: no handler, no clean-up
         process.wait()
@@ -199,7 +199,7 @@ def test_resuming_a_finished_run_changes_nothing(fed: Path, finished: Path) -> N
 
 def test_two_runs_in_one_folder_are_refused(fed: Path, finished: Path) -> None:
     with locked(finished):
-        assert "going on" in sordino("run", fed, "--out", finished, "--resume").sentence
+        assert "which another process uses" in sordino("run", fed, "--out", finished, "--resume").sentence
 
 
 # ---- what the files may say -----------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def test_a_torn_checkpoint_gives_way_to_the_one_before_and_its_round_is_billed_a
     state = out / "checkpoint" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-7])
     found = sordino("run", files["central"], "--out", out, "--resume", "--json").json
-    assert "goes on from the one before it, after round 1" in found["notes"][0]
+    assert "continues from the checkpoint before it, after round 1" in found["notes"][0]
     assert [line["round"] for line in lines(out / "charges.jsonl")] == [1, 2, 3, 2, 3, 4]
     assert found["certificate"]["counts"]["rounds_accounted"] == 6
     honest = runs["central", "finished"] / "model.safetensors"

@@ -132,7 +132,7 @@ def test_what_is_deleted_under_a_run_is_a_sentence(gone: str, fed: Path) -> None
 
     with during(2, delete):
         said = sordino("run", fed, "--out", fed.parent / "a", "--json").sentence
-    assert "gone from under the run" in said
+    assert "was removed during the run" in said
     assert "another --out" in said
     if gone != ".":
         again = sordino("run", fed, "--out", fed.parent / "a", "--resume")

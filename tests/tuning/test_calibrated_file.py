@@ -60,7 +60,7 @@ def test_every_silo_is_solved_for_its_own_budget(tmp_path: Path) -> None:
     assert [budget.epsilon for budget in load_config(out).privacy.silos] == [1.0, 2.0, 4.0]
     assert spent(out) == pytest.approx({0: 1.0, 1: 2.0, 2: 4.0}, rel=0.01)
     assert all(cost <= budget for cost, budget in zip(spent(out).values(), (1.0, 2.0, 4.0), strict=True))
-    assert "budgets of their own" in sordino("calibrate", file, "--epsilon", 2).sentence
+    assert "a budget for every silo" in sordino("calibrate", file, "--epsilon", 2).sentence
     assert "silo 2: noise_multiplier = " in sordino("calibrate", file).out
 
 

@@ -91,7 +91,7 @@ def test_the_certificate_is_computed_again_from_the_runs(private: Path, tmp_path
 
 def test_own_data_are_charged_unless_their_owner_calls_them_public(private: Path) -> None:
     made = json.loads((private / "a" / "certificate.json").read_text())
-    assert (made["data"], made["declared_by"]) == ("private", "nobody declared them public")
+    assert (made["data"], made["declared_by"]) == ("private", "not declared public")
     table: dict[str, Any] = {"sweep": {"grid": {"recipe.lr": [0.1]}}, "task": {"dataset": "digits"}, "recipe": _RECIPE}
     assert Sweep.of(table).data == ("public", "the publisher of digits")
     table["sweep"]["data"] = "private"
@@ -191,7 +191,7 @@ def test_rows_that_choose_and_rows_that_report_have_none_in_common() -> None:
     whole = Sweep.of({"sweep": {"grid": {"recipe.lr": [0.1]}}, "recipe": _RECIPE}).config({}).build()
     with pytest.raises(DataError, match="no row that is declared public"):
         HoldoutPart("validation").of(replace(whole, test=None))
-    with pytest.raises(DataError, match="at least 2 in each part"):
+    with pytest.raises(DataError, match="at least 2 rows in each part"):
         HoldoutPart("validation", 0, 0.999).of(whole)
 
 
@@ -246,7 +246,7 @@ def test_a_sweep_goes_on_where_it_was(private: Path, tmp_path: Path) -> None:
 def test_another_question_is_not_the_same_sweep(private: Path, tmp_path: Path) -> None:
     out = copied(private, tmp_path)
     other = asked(tmp_path, "seeds = [0, 1]\nsplit = 7")
-    assert "asks for something else" in sordino("sweep", other, "--out", out, "--resume").sentence
+    assert "which has" in sordino("sweep", other, "--out", out, "--resume").sentence
     assert "which exists" in sordino("sweep", private / "sweep.toml", "--out", out).sentence
 
 

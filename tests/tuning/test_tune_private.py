@@ -90,14 +90,14 @@ def test_the_best_of_all_trials_is_what_is_left(tmp_path: Path, monkeypatch: pyt
         assert path.parent.name == ".best.trials"
         assert path.parent.stat().st_mode & 0o077 == 0  # only its owner
         done = execute(config, path, tried=tried)
-        seen.append((done.history[-1]["accuracy"], config.run.coins))
+        seen.append((done.history[-1]["accuracy"], config.run.draw_seed))
         return done
 
     monkeypatch.setattr(private_selection, "execute", watched)
     monkeypatch.setattr(Trials, "draw", lambda self, coins: 5)
     told = json.loads(tuned(federation(tmp_path), tmp_path / "best", "--json").out)
     assert len(seen) == 5
-    assert len({coins for _, coins in seen}) == 5  # each with coins of its own
+    assert len({seed for _, seed in seen}) == 5  # each with its own random draws
     assert told["chosen"]["accuracy"] == max(score for score, _ in seen)
     assert not list(tmp_path.glob(".*"))
 
@@ -119,9 +119,9 @@ def test_a_folder_whose_cost_was_made_smaller_is_refused(won: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--over", "recipe.rounds=[2, 4]"), "another cost"),
-        (("--over", "recipe.noise_multiplier=[1.0, 2.0]"), "another cost"),
-        (("--over", "recipe.clients.rate={low=0.1, high=0.5}"), "another cost"),
+        (("--over", "recipe.rounds=[2, 4]"), "changes the privacy cost of a trial"),
+        (("--over", "recipe.noise_multiplier=[1.0, 2.0]"), "changes the privacy cost of a trial"),
+        (("--over", "recipe.clients.rate={low=0.1, high=0.5}"), "changes the privacy cost of a trial"),
         (("--over", "run.seed=[1, 2]"), "in the search space"),
         (("--over", "privacy.delta=[0.01, 0.001]"), "in the search space"),
         (("--over", "task.partition=[1]"), "in the search space"),
@@ -244,7 +244,7 @@ def test_for_release_the_number_of_trials_is_drawn_by_the_system(
     file = federation(tmp_path, ("[run]", '[privacy]\nnoise = "secure"\n[run]'))
     assert tuned(file, tmp_path / "best").code == 0
     assert kinds == ["AESCounter"]
-    assert load_config(tmp_path / "best" / "plan.toml").run.coins is None
+    assert load_config(tmp_path / "best" / "plan.toml").run.draw_seed is None
 
 
 def test_a_comparison_of_recipes_is_no_private_search(tmp_path: Path) -> None:

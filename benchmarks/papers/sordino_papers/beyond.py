@@ -21,7 +21,7 @@ from sordino.data.records import Dataset, Iid, Natural
 from sordino.models import Logistic, Mlp, build_seeded
 from sordino.parts.encoding import JamesStein, LaplacianSmoothing, Postprocess
 from sordino.parts.server_optimizers import ServerOptimizer
-from sordino.recipes.best import best, bold
+from sordino.recipes.best import averaging_server, best
 from sordino.rng import Seeded
 from sordino.task import Task
 from sordino_papers.cells import Cell, Job, Results, Row, Table
@@ -100,14 +100,14 @@ CONFIRMS = "T = 60, rate 0.1, logistic regression. This task had no part in choo
 CHOSEN = "the test figures of beyond-mnist, -adult and -writers, which show them (picked there, so no confirmation)"
 UNCHOSEN = "tasks other than this one (beyond-mnist, -adult, -writers); step and clip taken over from them unchanged"
 ROUNDS, SMOOTHING = 60, LaplacianSmoothing(1.0)
-LAST, MEAN = bold(ROUNDS, step=1.0, window=0.0), bold(ROUNDS, step=1.5, window=1 / 6)
+LAST, MEAN = averaging_server(ROUNDS, step=1.0, window=0.0), averaging_server(ROUNDS, step=1.5, window=1 / 6)
 VARIANTS: dict[str, tuple[ServerOptimizer, Postprocess | None]] = {
     "last model": (LAST, None),
     "smoothing, sigma 1": (LAST, SMOOTHING),
-    "momentum 0.5": (bold(ROUNDS, step=1.0, window=0.0, momentum=0.5), None),
-    "momentum 0.8": (bold(ROUNDS, step=1.0, window=0.0, momentum=0.8), None),
-    "falling step": (bold(ROUNDS, step=1.8, window=0.0, final=0.1), None),
-    "mean of models": (bold(ROUNDS, step=1.0, window=1 / 6), None),
+    "momentum 0.5": (averaging_server(ROUNDS, step=1.0, window=0.0, momentum=0.5), None),
+    "momentum 0.8": (averaging_server(ROUNDS, step=1.0, window=0.0, momentum=0.8), None),
+    "falling step": (averaging_server(ROUNDS, step=1.8, window=0.0, final=0.1), None),
+    "mean of models": (averaging_server(ROUNDS, step=1.0, window=1 / 6), None),
     "mean of models, step 1.5": (MEAN, None),
     "mean of models, step 1.5, smoothing": (MEAN, SMOOTHING),
     "James-Stein": (LAST, JamesStein()),

@@ -1,8 +1,8 @@
 """Attacks of the mechanism audit on one record, on released columns, and on rounds that share their noise.
 
-Record: two silos' data sets differ in one canary with a huge gradient, which in the other data set is replaced by its
-opposite or is absent; they go through the plan's own solver and release. The adversary's view is projected on the
-canary's direction. Where a silo draws its batches in secret, every trial is a silo with draws of its own.
+Record: two data sets of a silo differ in one canary with a huge gradient, which in the other data set is replaced by
+its opposite or is absent; both go through the plan's own solver and release. The adversary's view is projected on the
+canary's direction. Where a silo draws its batches in secret, every trial draws new batches.
 
 Rounds: one unit adds x to the sums y of its rounds, whose noise has covariance L L^T. L^-1 y is then L^-1 x in white
 noise, and <L^-1 x, L^-1 y> / ||L^-1 x|| is the likelihood ratio. It separates the data sets by movement ||C x|| / z,
@@ -43,7 +43,7 @@ from sordino.task import Task
 
 FEATURES, RECORDS = 6, 64  # coordinates of the attacked model, most records of the attacked silo
 BATCHES = 8  # disjoint batches of a silo that is read once
-SILO_COST = 50  # a trial that runs a silo of its own costs as much as this many others
+SILO_COST = 50  # a trial that runs a whole silo costs as much as this many other trials
 MAX_ROWS = 20_000_000  # rows that all copies of the silo may list
 LOUD = 1e9
 MAX_ROUNDS, MAX_SECRET_TRIALS = 64, 20_000  # of a sequence; trials where each draws its own participation
@@ -53,7 +53,7 @@ ONE_ROUND = Participation(releases=1, max_participations=1)
 
 @dataclass(frozen=True)
 class MechanismAudit:
-    """Lower bounds that an attack by one adversary proved, beside what the certificate allows.
+    """Result of an attack by one adversary: proved lower bounds beside the certified upper bounds.
 
     lower_mu          Phi^-1(power) - Phi^-1(false alarms), at their Clopper-Pearson bounds
     upper_mu          the same at the certificate's limit for that rate of false alarms; for Gaussian noise, its mu
@@ -86,7 +86,7 @@ class MechanismAudit:
     def of(
         cls, line: Line, trials: int, delta: float, attack: str, movement: float, bounds: tuple[float, float, float]
     ) -> MechanismAudit:
-        """Compare (lower_mu, upper_mu, lower_epsilon) with what the line certifies."""
+        """Return the result for `bounds` = (lower_mu, upper_mu, lower_epsilon), with the line's certified epsilon."""
         (lower, allowed, epsilon), certified = bounds, certified_epsilon(line, delta)
         gaussian = accountant.gaussian_mu(line.entries, line.relation) is not None and 0 < lower < math.inf
         as_gaussian = gaussian_epsilon_at(lower, delta) if gaussian else None
@@ -129,7 +129,8 @@ def weakest_client(plan: Plan) -> int:
 def prove(
     there: Array, gone: Array, line: Line, delta: float, alpha: float, attack: str, movement: float | None = None
 ) -> MechanismAudit:
-    """Choose thresholds on a quarter of the trials of both data sets, and judge them on the others at level alpha."""
+    """Return the result of a threshold attack on scores: thresholds are chosen on a quarter of the trials, and their
+    error rates bounded on the other trials at level alpha."""
     most = (1.0 if line.relation == "add_remove" else 2.0) if movement is None else movement
     if not_finite(there, gone):
         return MechanismAudit.of(line, len(there), delta, attack, most, UNBOUNDED)
@@ -145,7 +146,7 @@ def prove(
 
 # ---- one record
 def audit_records(plan: Plan, delta: float, trials: int, alpha: float, seed: int = 0) -> list[MechanismAudit]:
-    """Attack one record of one round, seeing the messages and seeing the model, where the cost guarantees something."""
+    """Attack one record in one round, as adversary who sees messages and who sees models, if the cost has a bound."""
     small = shrink_silos(plan)
     cost, silo = small.cost(ONE_ROUND), weakest_client(small)
     claims: dict[Any, Line] = {}  # equal claims are attacked once, by the stronger adversary
@@ -163,7 +164,7 @@ def attack_record(
     plan: Plan, adversary: Adversary, trials: int, *, sabotage: Callable[[InProcessWorker], None] | None = None,
     lost: int = 0, broken: Plan | None = None, delta: float = 1e-5, alpha: float = 2.5e-4, seed: int = 0,
 ) -> MechanismAudit:  # fmt: skip
-    """Attack one record of round 0 against the plan's cost; for tests, what runs is `broken` or sabotaged.
+    """Attack one record in round 0 and compare with the plan's cost; tests run a `broken` plan or sabotage the worker.
 
     The noise of the first `lost` silos is omitted.
     """
@@ -176,10 +177,8 @@ def attack_record(
         if not isinstance(runs.bound, AlreadyPrivate):
             sent = rows.repeat(copies // len(rows), 1).reshape(-1)
             if adversary == "messages":
-                alone, rng = (
-                    np.array([weakest_client(runs)])[lost:],
-                    streams.at(0, "client noise", weakest_client(runs)),
-                )
+                weakest = weakest_client(runs)
+                alone, rng = np.array([weakest])[lost:], streams.at(0, "client noise", weakest)
                 rows = runs.release.in_sum(sent, alone, rng).view(copies, -1)
             else:
                 cohort = np.arange(runs.clients.population)
@@ -190,7 +189,7 @@ def attack_record(
 
 
 def shrink_silos(plan: Plan) -> Plan:
-    """Return one round of the same plan with few silos of few records, drawn at about the same rate."""
+    """Return a one-round copy of the plan with few silos of few records, sampled at about the same rate."""
     clients = shrink_clients(plan.clients)
     local = shrink_local(plan.local, clients.population, BATCHES, RECORDS)
     plain = replace(plan, rounds=1, server=Sgd(lr=1.0), postprocess=()).fitted()
@@ -228,7 +227,7 @@ def _messages(
 
 
 def canary_task(canary: float | None, sizes: tuple[int, ...], place: int = 0) -> Task:
-    """Return a linear model at zero over silos of small records; the canary pulls along the first coordinate."""
+    """Return a linear model with zero weights and silos of small records; the canary's gradient is coordinate 0."""
     x = torch.zeros(sum(sizes), FEATURES)
     x[:, 1:] = 0.01 * torch.arange(sum(sizes) * (FEATURES - 1)).view(sum(sizes), -1).cos()
     y = torch.zeros(sum(sizes))
@@ -264,10 +263,10 @@ def audit_preparation(
     plan: Plan, part: Preparation, delta: float, trials: int = 200_000, alpha: float = 1e-3, seed: int = 0,
     release: Callable[[Plan, Preparation, Iterable[Values], Streams], Tensor] = noised_histogram,
 ) -> MechanismAudit:  # fmt: skip
-    """Attack a column that is released before the first round: one unit's values are all low, or all high or absent.
+    """Attack a histogram released before round 1: one unit's values are all low, or else all high or absent.
 
-    The bins that differ are added up by their sign, each clipped where Laplace noise of this scale reveals no more.
-    `release` is what runs; the cost is the plan's.
+    The score adds the bins that differ, with their sign, each clipped where Laplace noise reveals no more. `release` is
+    the attacked code; the claimed cost is the plan's.
     """
     relation = plan.forecast.lines[0].relation
     own = (np.zeros(1), np.ones(1) if relation == "replace_one" else np.zeros(0))
@@ -293,13 +292,13 @@ def whitening(release: Release, rounds: int) -> Array | None:
 
 @dataclass(frozen=True)
 class Sequence:
-    """The first rounds of a plan, between the sums and their release; tests subclass it to break one step."""
+    """The first rounds of a plan from clean sums to released means; tests subclass it to break one step."""
 
     plan: Plan
 
     @property
     def rounds(self) -> int:
-        """Number of attacked rounds: enough for some participations of one client, where they fit."""
+        """Number of attacked rounds: enough for several participations of one client, at most `MAX_ROUNDS`."""
         reads = self.plan.local.reads
         apart = max(self.plan.clients.min_separation or 1, 1 if reads is None else reads.min_separation(0) or 1)
         return min(self.plan.rounds, MAX_ROUNDS, max(3 * apart, 8))
@@ -309,7 +308,7 @@ class Sequence:
         return self.plan.cost(Participation.planned(self.plan.clients, self.rounds))
 
     def patterns(self, streams: Streams) -> Array:
-        """Draw who is in which round, or which records of silo 0 are read, as a run does: [rounds, units]."""
+        """Draw which clients take part, or which records of silo 0 are read, in each round: 0 or 1, [rounds, units]."""
         clients, reads = self.plan.clients, self.plan.local.reads
         guard = separation_guard(clients, self.plan.rounds, streams, 0) if self.plan.release.correlated else None
         found = np.zeros((self.rounds, clients.population if reads is None else reads.size(0)))
@@ -345,9 +344,10 @@ class Sequence:
 def audit_sequence(
     sequence: Sequence, white: Array, movement: float, delta: float, trials: int, alpha: float, seed: int
 ) -> list[MechanismAudit]:
-    """Attack all rounds at once, seeing the models and seeing the cohorts too; each bound fails with probability alpha.
+    """Attack all rounds at once, for the adversary who sees models and for the one who also sees cohorts.
 
-    `white` is the whitening matrix, `movement` how far one unit changes the sum of a round.
+    `white` is the whitening matrix, `movement` the change of a round's sum by one unit; each bound fails with
+    probability alpha.
     """
     seeds, found = iter(range(seed << 32, (seed + 1) << 32)), []
     words = f"{sequence.rounds} rounds at once; whitened and projected"

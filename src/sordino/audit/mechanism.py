@@ -1,4 +1,4 @@
-"""The mechanism audit (`sordino audit --mechanism`): is one round as private as the cost says? Needs no data.
+"""The mechanism audit (`sordino audit --mechanism`): attacks on one round, compared with its cost; needs no data.
 
 Two data sets differ in one client, or one record (`attacks`), as the cost's relation allows. The worst messages that
 pass the plan's own encode steps are summed, noised and divided by the plan's own objects many times; a test that
@@ -47,8 +47,8 @@ def audit_mechanism(
 ) -> list[MechanismAudit]:
     """Attack one round for every adversary that the cost protects against, with `trials` rounds of each data set.
 
-    `pipeline` is what runs, by default the plan itself; the promise is always the plan's. Columns that are released
-    before the first round are attacked separately.
+    `pipeline` is the attacked code, by default that of the plan; the claimed cost is always the plan's. Histograms that
+    are released before round 1 are attacked separately.
     """
     alpha = (1 - CONFIDENCE) / 8
     if plan.prepare:
@@ -138,7 +138,7 @@ class Pipeline:
 @codec.hides_values
 @dataclass(frozen=True)
 class Attack:
-    """Encoded worst-case messages: the attacked client sends `sent` or, in the other data set, `instead`."""
+    """Encoded worst-case messages of the attacked client: `sent` or, in the other data set, `instead`."""
 
     name: str
     sent: Tensor  # [d']
@@ -153,10 +153,11 @@ class Attack:
 
 
 def worst_messages(pipeline: Pipeline, relation: Relation, hidden: bool) -> list[Attack]:
-    """Return for each family of updates the one that moves the message most, if within 1% of the best family.
+    """Return, for each family of updates, the update whose message moves most, if within 1% of the best family.
 
     movement = ||encode(x) - encode(-cx)|| (replace) or ||encode(x)|| (zero out, add or remove), in the bound's norm.
-    Where the cohort is hidden the crowd sends zero or, against a denominator that follows the cohort, the opposite.
+    Where the cohort is hidden, all other clients send zero or the opposite message; the latter reveals a denominator
+    that depends on the cohort.
     """
     eye, size = torch.eye(TENSORS * WIDTH), TENSORS * WIDTH
     signs = 1.0 - 2.0 * (torch.arange(size) % 2)
@@ -174,7 +175,7 @@ def worst_messages(pipeline: Pipeline, relation: Relation, hidden: bool) -> list
 
 
 def _worst_message(pipeline: Pipeline, relation: Relation, name: str, rows: Tensor) -> Attack:
-    """Return the family's row and scale that move the message most; where replaced, by its opposite at any scale."""
+    """Return the attack with the row and scale that move the message most; replaced units send the opposite row."""
     bound, clip_norm = pipeline.plan.bound, pipeline.public.clip_norm
     assert isinstance(bound, Bound)
     scales = [times * (clip_norm if math.isfinite(clip_norm) else 1.0) for times in SCALES]
@@ -195,7 +196,7 @@ def _worst_message(pipeline: Pipeline, relation: Relation, name: str, rows: Tens
 def _audit_line(
     pipeline: Pipeline, line: Line, trials: int, delta: float, alpha: float, seeds: Iterator[int]
 ) -> MechanismAudit:
-    """Choose the attack on a pilot and the tests on one half of the trials; judge the tests on the other half."""
+    """Audit one line of the cost: a pilot chooses the attack, half of the trials the tests, the other half bounds."""
     hidden = line.adversary == "models"
     messages = worst_messages(pipeline, line.relation, hidden)
     absent = messages[0].instead is None
@@ -237,14 +238,14 @@ def _audit_line(
 @codec.hides_values
 @dataclass(frozen=True)
 class _Cohorts:
-    """Trials with one data set: size of the cohort, and whether the attacked client is in it."""
+    """Cohorts of all trials with one data set: their sizes, and whether the attacked client is in each."""
 
     sizes: NDArray[np.int64]
     present: NDArray[np.bool_]
 
 
 class _Stage:
-    """Trials of one line of the cost, as its adversary sees them."""
+    """Simulator of trial rounds for one line of the cost, as the line's adversary sees them."""
 
     def __init__(self, pipeline: Pipeline, line: Line, seeds: Iterator[int]) -> None:
         self.pipeline, self.line, self.seeds = pipeline, line, seeds
@@ -256,10 +257,10 @@ class _Stage:
             self.client = int(drawn[0]) if len(drawn) else 0
 
     def trials(self, trials: int, absent: bool) -> tuple[_Cohorts, _Cohorts]:
-        """Draw cohorts with the client, and without it (`absent`) or the same ones again where its message changes.
+        """Return the cohorts with the attacked client, and those without it (`absent`), else the same cohorts twice.
 
-        Hidden cohorts are drawn anew in every trial. A seen cohort is the smallest that is accepted, since the others
-        may drop out or reveal their noise.
+        Hidden cohorts are drawn anew in every trial. A visible cohort is the smallest one that the release accepts,
+        since all other clients may drop out or reveal their noise.
         """
         plan = self.pipeline.plan
         if self.line.adversary == "models":
@@ -270,7 +271,7 @@ class _Stage:
         return there, self._without(there) if absent else there
 
     def _without(self, there: _Cohorts) -> _Cohorts:
-        """Return cohorts of a population without the client: others stay if sampling is independent and uncapped."""
+        """Return cohorts without the client: the same others if independent and uncapped, else new draws."""
         plan, nobody = self.pipeline.plan, np.zeros_like(there.present)
         without, law = _Cohorts(there.sizes - there.present, nobody), plan.clients.law()
         if self.line.adversary != "models" or (law is not None and law.independent and law.cap is None):
@@ -283,7 +284,7 @@ class _Stage:
             return without
 
     def _draw(self, pipeline: Pipeline, trials: int) -> _Cohorts:
-        """Draw cohorts from one stream: independent, as those of different rounds are."""
+        """Draw independent cohorts, one per trial."""
         rng = Seeded(next(self.seeds)).at(pipeline.t, "cohort")
         sizes, present = np.empty(trials, dtype=np.int64), np.zeros(trials, dtype=np.bool_)
         for part in np.array_split(np.arange(trials), math.ceil(trials / _DRAWS)):
@@ -293,30 +294,27 @@ class _Stage:
         return _Cohorts(sizes, present)
 
     def features(self, attack: Attack, both: tuple[_Cohorts, _Cohorts]) -> tuple[Array, Array]:
-        """Return (shift along the moved direction, spread across it) of what is seen, [n, 2] with either data set."""
+        """Return (shift along the moved direction, spread across it) of every view, [n, 2] for each data set."""
         instead = attack.sent if attack.instead is None else attack.instead
         return self._features(both[0], attack, attack.sent), self._features(both[1], attack, instead)
 
     def _features(self, cohorts: _Cohorts, attack: Attack, sent: Tensor) -> Array:
-        """Noise trials of equal cohort size and equal presence of the client together: their messages are equal."""
+        """Return the features [n, 2] for one data set; trials with equal sums are noised together."""
         seen, step = np.empty((len(cohorts.sizes), 2)), max(1, _CHUNK // len(attack.sent))
         w = attack.moved.double() / torch.linalg.vector_norm(attack.moved.double())
         kinds = 2 * cohorts.sizes + cohorts.present
         for kind in np.unique(kinds).tolist():
             where, size, present = np.flatnonzero(kinds == kind), kind // 2, bool(kind % 2)
             for part in np.array_split(where, math.ceil(len(where) / step)):
-                x = self._view(sent, attack, size, present, len(part)).double()
+                streams = Seeded(next(self.seeds))
+                if self.line.adversary == "messages":
+                    x = self.pipeline.message(sent, self.client, len(part), streams).double()
+                else:
+                    messages = torch.cat([sent.expand(int(present), -1), attack.crowd.expand(size - present, -1)])
+                    others = np.setdiff1d(np.arange(size + 1), [self.client])[: size - present]
+                    cohort = np.concatenate([[self.client] if present else [], others]).astype(np.int64)
+                    x = self.pipeline.released(messages, cohort, len(part), streams).double()
                 shift = x @ w
                 rest = (x.square().sum(1) - shift.square()).clamp(min=0.0) / max(x.shape[1] - 1, 1)
                 seen[part] = torch.stack([shift, rest.sqrt() + 1e-30], dim=1).numpy()
         return seen
-
-    def _view(self, sent: Tensor, attack: Attack, size: int, present: bool, copies: int) -> Tensor:
-        """Return what the adversary sees in `copies` trials, [n, d']."""
-        pipeline, streams = self.pipeline, Seeded(next(self.seeds))
-        if self.line.adversary == "messages":
-            return pipeline.message(sent, self.client, copies, streams)
-        messages = torch.cat([sent.expand(int(present), -1), attack.crowd.expand(size - present, -1)])
-        others = np.setdiff1d(np.arange(size + 1), [self.client])[: size - present]
-        cohort = np.concatenate([[self.client] if present else [], others]).astype(np.int64)
-        return pipeline.released(messages, cohort, copies, streams)

@@ -1,9 +1,9 @@
-"""Noise tests of the behaviour audit: does the noise that was added have the distribution that the plan states?
+"""Noise tests of the behaviour audit: has the added noise the distribution that the plan states?
 
-An attack on one round detects half the noise, never 2% less; a goodness-of-fit test does. Each question is a family of
-statistics whose distribution under the plan is known (chi-square, normal) or bounded (Chernoff; Dvoretzky, Kiefer,
-Wolfowitz with Massart's constant), and Bonferroni covers all of them. The parts of the plan state the noise
-(`Release.noise_draws`, `Mechanism.distribution`); what a part does not state is reported as not examined.
+An attack on one round detects noise of half the scale, but not noise that is 2% too small; goodness-of-fit tests do.
+Each question is a family of statistics whose distribution under the plan is known (chi-square, normal) or bounded
+(Chernoff; Dvoretzky, Kiefer, Wolfowitz with Massart's constant), with Bonferroni's correction. The parts of the plan
+state their noise (`Release.noise_draws`, `Mechanism.distribution`); if not, the question is reported as not examined.
 
 Guarantee: correct code raises a false alarm with probability at most `FALSE_ALARM` over the audit's own randomness.
 """
@@ -67,7 +67,7 @@ def finding(question: str, chances: ArrayLike, worst: Callable[[int], str], some
     flat = np.nan_to_num(np.atleast_1d(np.asarray(chances, dtype=np.float64)).ravel(), nan=0.0)
     there = np.arange(len(flat)) if some is None else np.flatnonzero(np.atleast_1d(some).ravel())
     if not len(there):
-        return not_examined(question, "there was nothing to look at")
+        return not_examined(question, "there are no data for this question")
     least = int(there[np.argmin(flat[there])])
     return Finding(question, len(there), float(min(1.0, len(there) * flat[least])), worst(least))
 
@@ -196,7 +196,7 @@ def _sums(trials: TrialRounds) -> list[Finding]:
 
 
 def _messages(plan: Plan) -> list[Finding]:
-    """Test the noise that single clients add to their own messages, where the release has them do so."""
+    """Test the noise that single clients add to their own messages, if the release is of that kind."""
     release = plan.release
     if not release.client_noise:
         return []
@@ -211,7 +211,7 @@ def _messages(plan: Plan) -> list[Finding]:
 
 
 def whitened(plan: Plan, noise: Array, rounds: Sequence[TrialRound]) -> Array:
-    """Return C times the noise of each episode, which is white if rounds share their noise as accounted."""
+    """Return C times the noise of each episode, which is white if rounds share noise as the accounting assumes."""
     if not plan.release.correlated:
         return noise
     if not isinstance(distribution_of(noise_draws(plan, rounds[0].cohort, rounds[0].t)), Normal):
@@ -227,7 +227,10 @@ def whitened(plan: Plan, noise: Array, rounds: Sequence[TrialRound]) -> Array:
 
 
 def standardised(plan: Plan, seen: TrialRound) -> Array:
-    """Return the noise of one round's sum as standard normals [d]: the model's step less the clean sum; NaN: unsent."""
+    """Return the noise of one round's sum as standard normals [d]; NaN for coordinates that were not sent.
+
+    The noise is the model's step minus the step of the clean sum.
+    """
     drawn, rng = noise_draws(plan, seen.cohort, seen.t), Seeded(seen.episode).at(seen.t, "audit blur")
     count = plan.clients.expected  # a constant of the plan, unless the cohort is seen
     if "cohort" in plan.release.sees:

@@ -3,9 +3,9 @@
 Sampling: are cohorts and batches drawn as the sampler states (`Sampler.law`, `RecordSampler.law`)? A sampler that does
 not state its law is not examined.
 
-Sensitivity, by definition: two data sets are equal but for one unit, whose gradient is opposite or which is absent, and
-all randomness is the same; the difference of the two sums, on each of the engine's paths, must be within the
-sensitivity that the noise is calibrated to.
+Sensitivity, by definition: two data sets differ in one unit, whose gradient is opposite or which is absent, and all
+randomness is the same; the difference of the two sums, on each of the engine's paths, must be within the sensitivity
+that the noise is calibrated to.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PATHS = (("linear", None), ("dense", None), ("tensors", "batched"), ("tensors", 
 # ---- which draws are tested
 @dataclass(frozen=True)
 class Draws:
-    """What a sampler drew, [episode][round], beside the law it states; every episode has its own random streams."""
+    """Draws of a sampler, [episode][round], and the law that it states; every episode has its own random streams."""
 
     what: str
     law: SamplingLaw
@@ -73,7 +73,7 @@ def cohort_tests(plan: Plan, seed: int = 0) -> list[Finding]:
 
 
 def batch_tests(plan: Plan, seed: int = 0) -> list[Finding]:
-    """Test the batches that the local solver asks its engine for, of the smallest silo."""
+    """Test the batches of the smallest silo, as the local solver draws them."""
     reads, bound = plan.local.reads, plan.local.bound()
     if reads is None:
         return []
@@ -98,7 +98,7 @@ def _not_stated(what: str, family: str, kind: str) -> Finding:
 
 
 def _accounted_rate(what: str, law: SamplingLaw, event: Event, amplified: Event) -> Finding:
-    """Test that the sampling rate by which the cost is amplified is no less than the stated rate."""
+    """Test that the sampling rate in the accounted event is not below the rate that the sampler states."""
     question, accounted = f"{what}: rate that is accounted for", 1.0 if amplified == event else amplified.inclusion
     if accounted is None:
         return not_examined(question, f"event {amplified.kind!r} does not state its inclusion")
@@ -108,7 +108,7 @@ def _accounted_rate(what: str, law: SamplingLaw, event: Event, amplified: Event)
 
 
 def trial_round_tests(trials: TrialRounds) -> list[Finding]:
-    """Test the cohorts that the loop asked its engine for, and the batches of silo 0 that the sums show."""
+    """Test the cohorts of trial rounds, and the batches of silo 0, which are read off the sums."""
     law = trials.plan.clients.law()
     cohorts = _by_episode(trials, [seen.cohort for seen in trials.rounds])
     found = [] if law is None else sampling_tests(Draws("cohort", law, cohorts))
@@ -116,7 +116,7 @@ def trial_round_tests(trials: TrialRounds) -> list[Finding]:
 
 
 def _trial_batches(trials: TrialRounds) -> list[Finding]:
-    """Test the batches of silo 0, read off the sums, where every record has its coordinate and no noise is added."""
+    """Test the batches of silo 0, read off the clean sums, in which every record has its own coordinate."""
     plan, reads = trials.plan, trials.plan.local.reads
     law = None if reads is None else reads.law(0)
     if reads is None or law is None or isinstance(plan.bound, AlreadyPrivate):
@@ -147,7 +147,7 @@ def _seeds(seed: int, population: int, length: int) -> list[int]:
 
 # ---- questions about draws
 def sampling_tests(draws: Draws) -> list[Finding]:
-    """Ask all questions about the draws; impossible sizes or members end the test."""
+    """Run all tests on the draws of one sampler; after impossible sizes or members no further test is run."""
     law, question = draws.law, f"{draws.what}: sizes and members"
     members = finding(question, [float(_is_possible(law, t, draw)) for t, draw in draws.all], lambda i: f"draw {i}")
     if not members.passed:
@@ -167,13 +167,13 @@ def _is_possible(law: SamplingLaw, t: int, draw: Draw) -> bool:
 
 
 def _participations(draws: Draws) -> Finding:
-    """Test the most participations of one unit, where draws are public."""
-    question, law = f"{draws.what}: turns", draws.law
+    """Test the largest number of participations of one unit, where draws are public."""
+    question, law = f"{draws.what}: participations", draws.law
     if law.max_participations is None:
         return not_examined(question, "public draws without max_participations")
     counts = [np.bincount(np.concatenate(one), minlength=law.population).max() for one in draws.episodes]
     held = [float(n <= law.max_participations(len(one))) for n, one in zip(counts, draws.episodes, strict=True)]
-    return finding(question, held, lambda i: f"{counts[i]} rounds for one of them")
+    return finding(question, held, lambda i: f"{counts[i]} rounds with the same unit")
 
 
 def _separations(draws: Draws) -> list[Finding]:
@@ -187,8 +187,8 @@ def _separations(draws: Draws) -> list[Finding]:
         for t, draw in enumerate(episode):
             nearest[i] = min(nearest[i], float((t - last[draw]).min(initial=math.inf)))
             last[draw] = t
-    text = f"rounds between two of one of them, {least} accounted"
-    return [finding(f"{draws.what}: rest", (nearest >= least).astype(float), lambda i: f"{nearest[i]:g} {text}")]
+    text = f"rounds between two participations of one unit, {least} accounted for"
+    return [finding(f"{draws.what}: separation", (nearest >= least).astype(float), lambda i: f"{nearest[i]:g} {text}")]
 
 
 def _rates(draws: Draws) -> list[Finding]:
@@ -251,7 +251,7 @@ def _secrecy(draws: Draws) -> Finding:
         for t, (a, b) in enumerate(zip(one, two, strict=False))
     ]
     near = [(one[t], one[t + step], t + step) for one, t in starts]
-    kinds = {"of near rounds": near, "of the same round, other coins": across}
+    kinds = {"of near rounds": near, "of the same round with another seed": across}
     hits, trials, due = (np.zeros(len(kinds)) for _ in range(3))
     for i, pairs in enumerate(kinds.values()):
         for a, b, t in (pair for pair in pairs if len(pair[0])):
@@ -299,9 +299,9 @@ def sensitivity_tests(plan: Plan, seed: int = 0) -> list[Finding]:
             continue
         found = list(_relative_changes(small, model_of(name), path, seed))
         if not found:
-            findings.append(not_examined(title, f"nobody was drawn in any of {TRIES} rounds"))
+            findings.append(not_examined(title, f"no unit was drawn in any of {TRIES} rounds"))
             continue
-        text = f"{max(found):.4g} times what the noise is sized for"
+        text = f"{max(found):.4g} times the sensitivity that the noise is calibrated to"
         findings.append(Finding(title, len(found), 1.0 if max(found) <= 1 + ROUNDING else 0.0, text))
     return findings
 
@@ -341,7 +341,7 @@ def _drawn_rounds(plan: Plan, seed: int) -> Iterator[tuple[int, Seeded, Cohort, 
 
 
 def _data(plan: Plan, model: nn.Module, row: int, sign: float, others: float) -> Task:
-    """Return a task of large records, scaled by `others`; `sign` gives side and scale of record `row`."""
+    """Return a task of large records scaled by `others`; record `row` is scaled by |sign|, with the side of `sign`."""
     reads, population = plan.local.reads, plan.clients.population
     sizes = [1 if reads is None else reads.size(silo) for silo in range(population)]
     count, size = sum(sizes), WIDTH * TENSORS

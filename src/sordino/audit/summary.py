@@ -58,7 +58,7 @@ def mechanism_layer(plan: Plan, delta: float) -> dict[str, Any]:
 def audit_behaviour(plan: Plan, *, seed: int = 0, rounds: int = ROUNDS) -> list[Finding]:
     """Test noise, sampling and sensitivity; a false alarm has probability at most `noise_test.FALSE_ALARM`."""
     if not any(event.protects for line in plan.forecast.lines for event, _ in line.entries):
-        return [noise_test.not_examined("everything", "the plan promises nothing to anybody")]
+        return [noise_test.not_examined("everything", "the plan has no guarantee against any adversary")]
     plan = replace(plan, prepare=())
     trials = run_trial_rounds(plan, seed, rounds)
     return [
@@ -106,7 +106,7 @@ def trained_run(target: Path) -> tuple[RunFolder, Task]:
 
 
 def _prepared_task(config: Config, target: Path) -> Task:
-    """Return the task as rounds see it: columns scaled by what the run, or for a file a trial run, released of them."""
+    """Return the task with columns scaled by released histograms: the run's, or for a file those of a trial run."""
     task = config.build()
     if not task.waiting:
         return task

@@ -147,7 +147,7 @@ def statistics(there: Array, gone: Array) -> dict[str, Statistic]:
 
 @dataclass(frozen=True)
 class Guess:
-    """One test, chosen before the samples that judge it: score > threshold, or if `swapped` score < threshold."""
+    """One test: score > threshold, or if `swapped` score < threshold; chosen without the samples that judge it."""
 
     name: str
     statistic: Statistic
@@ -156,7 +156,7 @@ class Guess:
     worth: float = -math.inf  # on the samples that chose it
 
     def rates(self, there: Array, gone: Array, alpha: float) -> Rates:
-        """Bound both rates on samples that had no part in choosing the test."""
+        """Bound power and false alarms on samples that were not used to choose the test."""
         one, other = _scores(self.statistic, there, gone, self.swapped)
         return Rates.of(one, other, np.array([self.threshold]), alpha)
 

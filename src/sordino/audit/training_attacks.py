@@ -1,16 +1,16 @@
 """Attacks on a whole training: one-run canaries (`sordino audit --canaries`) and membership by a loss threshold.
 
-Canaries: the plan trains once, with canary clients or records among the others, each included by a fair coin. A canary
-is data (random inputs, a random label) and goes through the task's model, the plan's solver, the engine and the loop
-like all others. An adversary who knows all data and all randomness but the canaries' coins, and sees what each round
-releases, scores every canary; right guesses become lower bounds. Nothing of it is for release.
+Canaries: the plan trains once, with canary clients or records among the others, each included with probability 1/2. A
+canary is data (random inputs, a random label) and goes through the task's model, the plan's solver, the engine and the
+loop like all other data. An adversary who knows all data and all randomness but which canaries are included, and sees
+each round's release, scores every canary; right guesses become lower bounds. Such a training is not for release.
 
     epsilon   Steinke, Nasr, Jagielski 2023, Theorem 5.2: right guesses are dominated by W = Binomial(r, expit(eps)),
               with 2 m delta max_i P[v > W >= v - i] / i added for delta
     f-DP      Mahloujifar, Melis, Chaudhuri 2024, Algorithm 3: a recursion over the number of right guesses, for any
               trade-off curve; here of a Gaussian with mu, or of the certificate itself
 
-Guarantee: each bound is above the truth with probability at most `ALPHA` over the canaries' coins.
+Guarantee: each bound is above the truth with probability at most `ALPHA` over the random inclusion of canaries.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Inverse = Callable[[float], float]  # inverse trade-off curve: least false-alarm
 # ---- one-run canaries
 @dataclass(frozen=True)
 class CanaryAudit:
-    """What one training proved against an adversary who sees its models, beside what is certified.
+    """Result of the canary attack by an adversary who sees the models: lower bounds beside the certified epsilon.
 
     lower_epsilon     assumes nothing (Steinke, Nasr, Jagielski 2023)
     lower_mu          if the whole run is as good as Gaussian (Mahloujifar, Melis, Chaudhuri 2024), and its epsilon
@@ -80,10 +80,10 @@ class CanaryAudit:
 
 
 def audit_canaries(plan: Plan, task: Task, *, delta: float, most: int = MAX_CANARIES, seed: int = 0) -> CanaryAudit:
-    """Train once with canaries; return lower bounds beside the certified one, against who sees the models."""
+    """Train once with canaries; return lower bounds on epsilon beside the certified epsilon."""
     line = max(plan.cost().of("models"), key=lambda one: accountant.bound(one.entries, one.relation, delta).value)
     if not all(event.protects for event, _ in line.entries):
-        raise DataError("a plan that promises nothing", "a certified upper bound to compare with")
+        raise DataError("a plan without a guarantee", "a certified upper bound to compare with")
     planted = plant(plan, task, line, min(most, max(2, MAX_ENTRIES // task.layout.size)), seed)
     alone = replace(
         plan, clients=Everyone(planted.alone.clients.population), local=plan.local.for_one_record(), release=NoNoise()
@@ -98,9 +98,9 @@ def audit_canaries(plan: Plan, task: Task, *, delta: float, most: int = MAX_CANA
 
 
 def lower_bounds(scores: Floats, inside: Bits, line: Line, delta: float, unit: str, rounds: int) -> CanaryAudit:
-    """Return the best bounds over several numbers of guesses, each at its part of ALPHA."""
+    """Return the best bounds over several numbers of guesses, each at level ALPHA / len(SHARES)."""
     if not_finite(scores):
-        raise DataError("scores of canaries that are not finite", "releases that are numbers", "look for NaN in a part")
+        raise DataError("canary scores with NaN or infinity", "finite releases", "look for NaN in a part of the plan")
     tried, alpha = [guesses(scores, inside, share) for share in SHARES], ALPHA / len(SHARES)
     epsilons = [least_epsilon(found, delta, alpha) for found in tried]
     mu, best = max(least_mu(found, alpha) for found in tried), tried[int(np.argmax(epsilons))]
@@ -119,7 +119,7 @@ def lower_bounds(scores: Floats, inside: Bits, line: Line, delta: float, unit: s
 @codec.hides_values
 @dataclass(frozen=True)
 class Planted:
-    """A task with canaries, and what the adversary knows of them.
+    """A task with canaries, and the adversary's knowledge of them.
 
     Canary i is client (or record) `places[i]`, present if inside[i]. Otherwise it is absent or, under replace-one, its
     stand-in is present. `alone` has every canary, then every stand-in, as a client of one record.
@@ -134,7 +134,7 @@ class Planted:
 
 
 def plant(plan: Plan, task: Task, line: Line, most: int, seed: int) -> Planted:
-    """Turn some clients, or records of the silos that the line is about, into canaries."""
+    """Return the task with some clients, or some records of the line's silos, replaced by canaries."""
     rng, replaced, per_client = Seeded(seed).at(0, "canaries"), line.relation == "replace_one", plan.unit == "client"
     held = task.clients
     silos = np.repeat(np.arange(held.population), np.diff(held.offsets))
@@ -242,7 +242,7 @@ def _drawn_canaries(plan: Plan, planted: Planted, job: ClientJob, streams: Seede
 # ---- from right guesses to lower bounds
 @dataclass(frozen=True)
 class Guesses:
-    """`right` of `made` guesses about `canaries` fair coins."""
+    """Number of `right` ones among `made` guesses on which of the `canaries` were included."""
 
     canaries: int
     made: int
@@ -250,7 +250,7 @@ class Guesses:
 
 
 def guesses(scores: Floats, inside: Bits, share: float) -> Guesses:
-    """Guess the largest scores as inside and as many of the smallest as outside; abstain on the rest."""
+    """Guess that canaries with the largest scores are inside and those with the smallest are outside; skip the rest."""
     half = max(1, round(share * len(scores) / 2))
     order = np.argsort(scores, kind="stable")
     right = int((~inside[order[:half]]).sum() + inside[order[-half:]].sum())
@@ -360,7 +360,7 @@ def true_positive_rate(inside: Floats, outside: Floats, at: float) -> float:
 
 def _losses(task: Task, records: Records, where: Tensor) -> Floats:
     """Return the losses of some records by the task's traced graphs, which run no other code of the user."""
-    model, losses = task.program.running().eval(), task.program.losses
+    model, losses = task.program.training_model().eval(), task.program.losses
     with torch.no_grad():
         pairs = zip(torch.split(records.x[where], 2048), torch.split(records.y[where], 2048), strict=True)
         return torch.cat([losses(model(x), y) for x, y in pairs]).double().numpy()

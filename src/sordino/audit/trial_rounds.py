@@ -1,7 +1,7 @@
 """Trial rounds for the behaviour audit: a plan's rounds run by the loop and an engine on few clients with made-up data.
 
-Every part is the plan's. Cohorts and silos are small at the same rates, and the server is SGD with step 1, so that a
-round's step is the decoded mean. Every episode has its own random streams: what repeats in two is not secret.
+All parts are the plan's, except the server, which is SGD with step 1, so that a round's step is the decoded mean.
+Cohorts and silos are smaller, at the same sampling rates. Every episode has its own random streams.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TrialRound:
 @codec.hides_values
 @dataclass(frozen=True)
 class TrialRounds:
-    """The small plan that ran, with its rounds."""
+    """A small copy of a plan, with its trial rounds."""
 
     plan: Plan
     rounds: list[TrialRound]
@@ -86,18 +86,18 @@ def run_trial_rounds(plan: Plan, seed: int = 0, rounds: int = ROUNDS) -> TrialRo
 @codec.hides_values
 @dataclass(frozen=True)
 class _Unchecked(Collected):
-    """A sum that the loop does not check, since the audit examines it."""
+    """A sum of messages that the loop does not check, since the audit examines it."""
 
     def check(self, plan: Plan, size: int, cohort: Cohort) -> None:
-        """Refuse nothing."""
+        pass
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class RecordingEngine(InProcess):
-    """The in-process engine, which records every job with its answer in `seen`."""
+    """In-process engine that records every job and its sum in `seen`."""
 
-    absent: frozenset[int] = frozenset()  # clients of the plan's population that do not exist
+    absent: frozenset[int] = frozenset()  # clients that never answer
     seen: list[tuple[ClientJob, Collected]] = field(default_factory=list)
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
@@ -114,7 +114,7 @@ class RecordingEngine(InProcess):
 
 
 def shrink_plan(plan: Plan) -> Plan:
-    """Return the same parts at the same rates for few clients, and a plain server; a plan that cannot shrink stays."""
+    """Return a copy for few clients at the same rates, and a plain server; unchanged if it cannot shrink."""
     plain = replace(plan, server=Sgd(lr=1.0), postprocess=())
     try:
         clients, rounds = shrink_clients(plan.clients), min(plan.rounds, EPISODE)
@@ -132,7 +132,7 @@ def shrink_clients(clients: Sampler) -> Sampler:
 
 
 def shrink_release(release: Release, clients: Sampler) -> Release:
-    """Reduce the required reports and the noise multipliers to the number of clients."""
+    """Return the release with required reports and noise multipliers reduced to the number of clients."""
     changed: dict[str, Any] = {}
     if getattr(release, "at_least", 0) > clients.expected:
         changed["at_least"] = max(1, int(clients.expected))
@@ -142,7 +142,7 @@ def shrink_release(release: Release, clients: Sampler) -> Release:
 
 
 def shrink_local(local: LocalSolver, silos: int, rounds: int, most: int) -> LocalSolver:
-    """Return the same solver for this many silos of at most `most` records each."""
+    """Return the solver for this many silos of at most `most` records each."""
     changed: dict[str, Any] = {}
     if local.noise_multipliers:
         changed["noise_multipliers"] = local.noise_multipliers[:silos]
@@ -155,7 +155,7 @@ def shrink_local(local: LocalSolver, silos: int, rounds: int, most: int) -> Loca
 
 
 def synthetic_task(plan: Plan) -> Task:
-    """Return a linear model at zero with loss |w x - y|, y out of reach: a record's gradient is its x in every step.
+    """Return a linear model at zero with loss |w x - y| and y so large that a record's gradient is its x in every step.
 
     Unit client: every client's gradient has all coordinates, far beyond the clip norm. Unit record: every record has
     one coordinate, so that the sum shows which records were read; gradients are 0 where the silo itself adds noise.

@@ -16,7 +16,7 @@ from sordino.accounting.composition import Adversary, Cost, Participation, Selec
 from sordino.accounting.events import GaussianNoise
 from sordino.accounting.profiles import protects
 from sordino.certificate.facts import CLASSES, FROZEN, VALUES, WEIGHTS, Declared, Facts
-from sordino.ledger.totals import Standing
+from sordino.ledger.totals import Statement
 
 if TYPE_CHECKING:
     from sordino.plan import Plan
@@ -152,7 +152,7 @@ def _loop_assumptions(plan: Plan, facts: Facts) -> list[str]:
     ]
 
 
-def not_covered(ledger: Standing | None = None, selection: Selection | None = None) -> list[str]:
+def not_covered(ledger: Statement | None = None, selection: Selection | None = None) -> list[str]:
     """List what the certificate does not cover."""
     others = "other releases of the same data: a budget is the sum over all of them"
     best = "only the trials that this run is the best of are accounted"
@@ -164,7 +164,7 @@ def not_covered(ledger: Standing | None = None, selection: Selection | None = No
     ]
 
 
-def _ledger_assumptions(found: Standing | None) -> list[str]:
+def _ledger_assumptions(found: Statement | None) -> list[str]:
     if found is None:
         return []
     said = [f"every release of these data was charged to the ledger, as {found.dataset!r}"]

@@ -31,7 +31,7 @@ from sordino.accounting.events import Event, Relation
 from sordino.accounting.rounding import upto, upward
 from sordino.errors import CertificateError
 from sordino.graph import GRADES, Grade
-from sordino.ledger.totals import Item, Standing
+from sordino.ledger.totals import Item, Statement
 from sordino.rng import Mode
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Facts:
     receipts: tuple[int, ...] = ()  # charges that every silo reports, where clients are elsewhere
     replayed: int = 0  # charges that every silo answered with the message it had sent before: no new release
     selection: Selection | None = None  # of many runs, this is the best
-    ledger: Standing | None = None  # what the data set has spent in all, where a ledger was charged
+    ledger: Statement | None = None  # what the data set has spent in all, where a ledger was charged
     environment: tuple[dict[str, str], ...] = ()  # every set of versions that computed some of it
     utility: dict[str, float] | None = None  # the last figures on public rows
     prepared: int = 0  # how often the plan's preparations were charged

@@ -1,6 +1,6 @@
 """The command line `sordino`: arguments, printing and exit codes; one file per group of commands.
 
-Exit codes: 0 fine, 1 a certificate or audit fails or a budget is spent, 2 bad input, 3 a worker of a run died.
+Exit codes: 0 success, 1 a certificate or audit fails or a budget is spent, 2 wrong input, 3 a worker of a run died.
 """
 
 from __future__ import annotations
@@ -10,20 +10,10 @@ from typing import Annotated
 
 import typer
 
+from sordino import errors
 from sordino.cli import configure, operations, planning, results, run  # noqa: F401  (commands)
-from sordino.cli.console import app, listened
+from sordino.cli.console import app, tolerate_closed_pipe
 from sordino.codec.boundary import failure
-from sordino.errors import (
-    BudgetError,
-    CertificateError,
-    DivergedError,
-    QuorumError,
-    RankError,
-    Stopped,
-    StorageError,
-    UserError,
-    brief_repr,
-)  # fmt: skip
 from sordino.runs import launch
 from sordino.version import __version__
 
@@ -37,28 +27,27 @@ def main() -> None:
     try:
         with launch.stop_signals():
             code = app(standalone_mode=False)
-    except Stopped as stopped:
+    except errors.Stopped as stopped:
         _stop(STOPPED, int(stopped.code or 0))
-    except UserError as error:
+    except errors.UserError as error:
         _stop(str(error), 2)
-    except (CertificateError, BudgetError, DivergedError) as error:
+    except (errors.CertificateError, errors.BudgetError, errors.DivergedError) as error:
         _stop(str(error), 1)
-    except QuorumError as error:
+    except errors.QuorumError as error:
         _stop(str(error), launch.FAILED)
-    except RankError as error:
+    except errors.RankError as error:
         _stop("" if error.said else str(error), launch.exit_code(error))
-    except OSError as error:  # a path that no system takes, a disk or a folder that refuses
+    except OSError as error:  # an impossible path, a full disk, a missing permission
         reason = error.strerror or str(error) or type(error).__name__
-        where = brief_repr(str(error.filename)) if error.filename else "a file or a connection"
-        fix = "choose another, or mend it"
-        _stop(str(StorageError(f"{where}, which failed ({reason})", "a path to read and write", fix)), 2)
+        where = errors.brief_repr(str(error.filename)) if error.filename else "a file or a connection"
+        _stop(str(errors.StorageError(f"{where}, which failed ({reason})", "a path to read and write")), 2)
     except UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands without one: print its help
-            with listened(sys.stdout):
+        if type(error).__name__ == "NoArgsIsHelpError":  # a command group without a command: print its help
+            with tolerate_closed_pipe(sys.stdout):
                 print(error)
             sys.exit(0)
         _stop(str(error.format_message() if hasattr(error, "format_message") else error), 2)
-    except (Exception, SystemExit) as error:  # a part of somebody else's, outside a run
+    except (Exception, SystemExit) as error:  # raised by a user's part outside a run
         found = failure(error)
         if found is None:
             raise
@@ -70,7 +59,7 @@ def main() -> None:
 
 
 def _stop(sentence: str, code: int) -> None:
-    with listened(sys.stderr):
+    with tolerate_closed_pipe(sys.stderr):
         if sentence:
             print(f"sordino: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Commands that help to write a file: `sordino schema`, `recipes`, `examples`; they read no data."""
+"""Commands that help to write a configuration file: `sordino schema`, `recipes`, `examples`; they read no data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import typer
 
 from sordino import codec
-from sordino.cli.console import JsonFlag, Own, app, bring, say
+from sordino.cli.console import JsonFlag, Own, app, load_own_parts, output
 from sordino.codec import Part
 from sordino.errors import ConfigError
 
@@ -26,15 +26,15 @@ _SCALARS: dict[Any, Schema] = {
 
 @app.command()
 def schema(own: Own = None, as_json: JsonFlag = True) -> None:
-    """The JSON Schema of a configuration file, for editors."""
-    bring(own)
+    """Print the JSON Schema of a configuration file, for editors."""
+    load_own_parts(own)
     from sordino.config import Config
 
-    say(True, json_schema(Config), "")
+    output(True, json_schema(Config), "")
 
 
 def json_schema(declared: Any) -> Schema:
-    """Return the schema of a type; families and dataclasses are defined once, under $defs."""
+    """Return the JSON Schema of a type; families of parts and dataclasses are defined once, under $defs."""
     defs: dict[str, Schema] = {}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_schema(declared, defs), "$defs": defs}
 
@@ -59,10 +59,10 @@ def _schema(declared: Any, defs: dict[str, Schema]) -> Schema:
 
 
 def _definition(cls: Any, defs: dict[str, Schema]) -> Schema:
-    """Return the schema of a family of parts, any of whose members may stand there, or of one dataclass."""
+    """Return the schema of a family of parts (any of its members), or of one dataclass."""
     if issubclass(cls, Part) and not cls.kind:
         members = [cls.members[kind] for kind in sorted(cls.members)]
-        alone = [member.kind for member in members if not _required(member)]  # may be written by its name
+        alone = [member.kind for member in members if not _required(member)]  # may be written as a bare name
         return {"oneOf": [*([{"enum": alone}] if alone else []), *(_schema(member, defs) for member in members)]}
     hints, fields = get_type_hints(cls), [field for field in dataclasses.fields(cls) if field.init]
     kind = {"kind": {"const": cls.kind}} if issubclass(cls, Part) else {}
@@ -86,19 +86,19 @@ app.add_typer(recipes_app, name="recipes")
 
 @recipes_app.command("list")
 def recipes_list(own: Own = None, as_json: JsonFlag = False) -> None:
-    """Names and one line each."""
+    """Print the name of every recipe with one sentence."""
     others = bool(own) or codec.plugins_installed()
     if others:
-        bring(own)
+        load_own_parts(own)
     found = recipes(others)
     wide = max(len(entry["name"]) for entry in found)
-    say(as_json, {"recipes": found}, "\n".join(f"{entry['name']:<{wide}}  {entry['summary']}" for entry in found))
+    output(as_json, {"recipes": found}, "\n".join(f"{entry['name']:<{wide}}  {entry['summary']}" for entry in found))
 
 
 @recipes_app.command("show")
 def recipes_show(name: str, own: Own = None, as_json: JsonFlag = False) -> None:
-    """Arguments of one recipe, and a file to start from."""
-    bring(own)
+    """Print the arguments of one recipe, and a file to start from."""
+    load_own_parts(own)
     from sordino.recipes import RECIPES, starters
 
     if name not in RECIPES:
@@ -109,7 +109,7 @@ def recipes_show(name: str, own: Own = None, as_json: JsonFlag = False) -> None:
         plain = re.sub(r"\b(?:\w+\.)+", "", declared)  # without the modules
         arguments[one.name] = {"type": plain, "required": one.default is one.empty}
     example, equation = starters.example(name), inspect.getdoc(RECIPES[name])
-    say(as_json, {"name": name, "equation": equation, "arguments": arguments, "example": example}, example)
+    output(as_json, {"name": name, "equation": equation, "arguments": arguments, "example": example}, example)
 
 
 SENTENCES = {  # here, so that a list of names does not wait for torch
@@ -136,7 +136,7 @@ SENTENCES = {  # here, so that a list of names does not wait for torch
 
 
 def recipes(others: bool = True) -> list[dict[str, str]]:
-    """Return every recipe with one sentence; recipes of `others` with the first line of their docstring."""
+    """Return every recipe with one sentence; `others` includes those of other packages, by their docstring."""
     if not others:
         return [{"name": name, "summary": sentence} for name, sentence in SENTENCES.items()]
     from sordino.recipes import RECIPES
@@ -145,28 +145,24 @@ def recipes(others: bool = True) -> list[dict[str, str]]:
     return [{"name": name, "summary": SENTENCES.get(name, line)} for name, line in first.items()]
 
 
-PLACES = (  # of a wheel, and of a checkout
-    Path(sysconfig.get_path("data")) / "share" / "sordino" / "examples",
-    Path(__file__).parents[3] / "examples",
-)
-
-
 @app.command()
 def examples(
     to: Annotated[Path | None, typer.Option(help="A new folder to copy them into.")] = None, as_json: JsonFlag = False
 ) -> None:
     """List the examples, or copy them with --to."""
-    home = next((place for place in PLACES if (place / "demo.py").is_file()), None)
+    installed = Path(sysconfig.get_path("data")) / "share" / "sordino" / "examples"  # of a wheel; else of a checkout
+    places = (installed, Path(__file__).parents[3] / "examples")
+    home = next((place for place in places if (place / "demo.py").is_file()), None)
     if home is None:
-        raise ConfigError("an installation without its examples", f"{PLACES[0]}", "install sordino from its wheel")
+        raise ConfigError("an installation without its examples", str(installed), "install sordino from its wheel")
     suffixes = (".py", ".toml", ".md", ".ipynb")
     files = [file.relative_to(home) for file in home.rglob("*") if file.is_file() and file.suffix in suffixes]
     hidden = re.compile(r"(^|/)(\.|__)[^/]*/|\.egg-info/")  # folders
     names = sorted(str(file) for file in files if not hidden.search(file.as_posix()))
     if to is not None:
         if to.exists():
-            raise ConfigError(f"--to {to}, which is there already", "a new folder")
+            raise ConfigError(f"--to {to}, which exists", "a new folder")
         for name in names:
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(home / name, to / name)
-    say(as_json, {"examples": names, "to": None if to is None else str(to)}, "\n".join(names))
+    output(as_json, {"examples": names, "to": None if to is None else str(to)}, "\n".join(names))

@@ -1,4 +1,4 @@
-"""What every command shares: the application, common options, output as text or JSON, and progress of long work."""
+"""Shared by all commands: the typer application, common options, output as text or JSON, and progress of long work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ Progress = Callable[[float, float, str], None]  # work done, work in all, what w
 
 @contextmanager
 def working(name: str, quiet: bool) -> Iterator[Progress]:
-    """Show how much of a long work is done, in any unit, and the time that the rest takes at the same pace."""
+    """Yield a function that shows the share of work that is done, and the time left at the same pace."""
+    largest = 0.0
+
+    def share(done: float, total: float) -> float:  # never falls, also if more work is found on the way
+        nonlocal largest
+        largest = max(largest, min(done / max(total, 1e-9), 1.0))
+        return largest
+
     if quiet:
         yield lambda done, total, note: None
     elif sys.stdout.isatty():
@@ -30,33 +37,21 @@ def working(name: str, quiet: bool) -> Iterator[Progress]:
             progress.TimeRemainingColumn(), progress.TextColumn("{task.description}"),
         )  # fmt: skip
         with progress.Progress(*columns, speed_estimate_period=600) as bar:
-            job, share = bar.add_task("", total=1.0), forward()
+            job = bar.add_task("", total=1.0)
             yield lambda done, total, note: bar.update(job, completed=share(done, total), description=note)
     else:
-        began, share = time.monotonic(), forward()
+        began = time.monotonic()
 
         def show(done: float, total: float, note: str) -> None:
-            percent, rest = 100 * share(done, total), left(time.monotonic() - began, done, total)
-            with listened(sys.stdout):
+            percent, rest = 100 * share(done, total), time_left(time.monotonic() - began, done, total)
+            with tolerate_closed_pipe(sys.stdout):
                 print(f"{name} {percent:.0f}%: {note}{rest}", flush=True)
 
         yield show
 
 
-def forward() -> Callable[[float, float], float]:
-    """Return a function of the share that is done, which never falls where more work is found on the way."""
-    most = 0.0
-
-    def share(done: float, total: float) -> float:
-        nonlocal most
-        most = max(most, min(done / max(total, 1e-9), 1.0))
-        return most
-
-    return share
-
-
-def left(spent: float, done: float, total: float) -> str:
-    """Return the time that is left, in words; empty at the end, or where nothing is known yet."""
+def time_left(spent: float, done: float, total: float) -> str:
+    """Return the estimated time left in words; empty before the first result and at the end."""
     if done <= 0 or done >= total:
         return ""
     seconds = spent / done * (total - done)
@@ -66,12 +61,8 @@ def left(spent: float, done: float, total: float) -> str:
 app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 ConfigFile = Annotated[Path, typer.Argument(help="A TOML file: [task], [recipe] or [plan], [privacy], [run].")]
-Certified = Annotated[
-    Path, typer.Argument(help="The folder of a run, or the file of a loop (optimizer.save_certificate).")
-]
-RunPaths = Annotated[
-    list[Path], typer.Argument(help="Folders of runs, or files of loops (optimizer.save_certificate).")
-]
+Certified = Annotated[Path, typer.Argument(help="The folder of a run, or the certificate file of a DP-SGD loop.")]
+RunPaths = Annotated[list[Path], typer.Argument(help="Folders of runs, or certificate files of DP-SGD loops.")]
 Own = Annotated[list[Path] | None, typer.Option("--with", help="A Python file of parts of your own; may be repeated.")]
 Changes = Annotated[
     list[str] | None,
@@ -81,12 +72,12 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Another [run] seed.")]
 
 
 def changed(values: list[str] | None, seed: int | None) -> list[str]:
-    """Return the changes of --set and --seed to a file."""
+    """Return the values of --set, and --seed as one more of them."""
     return [*(values or []), *([] if seed is None else [f"run.seed={seed}"])]
 
 
-def bring(own: list[Path] | None) -> None:
-    """Load the user's own parts: installed packages, and files that the command names."""
+def load_own_parts(own: list[Path] | None) -> None:
+    """Load the user's own parts: those of installed packages, and those in the files of --with."""
     from sordino import codec
 
     codec.load_plugins()
@@ -95,8 +86,8 @@ def bring(own: list[Path] | None) -> None:
 
 
 @contextmanager
-def listened(stream: TextIO) -> Iterator[None]:
-    """Write to a stream whose reader may end (`| head`): from then on the output is dropped, and the work goes on."""
+def tolerate_closed_pipe(stream: TextIO) -> Iterator[None]:
+    """Drop all further output, instead of an error, once the reader of the stream has ended (`| head`)."""
     try:
         yield
         stream.flush()
@@ -104,15 +95,15 @@ def listened(stream: TextIO) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def say(as_json: bool, data: dict[str, Any], text: str) -> None:
-    with listened(sys.stdout):
-        print(json.dumps(finite(data), allow_nan=False) if as_json else text)
+def output(as_json: bool, data: dict[str, Any], text: str) -> None:
+    with tolerate_closed_pipe(sys.stdout):
+        print(json.dumps(json_safe(data), allow_nan=False) if as_json else text)
 
 
-def finite(value: Any) -> Any:
-    """Replace infinity and NaN, which JSON does not have, by strings."""
+def json_safe(value: Any) -> Any:
+    """Return a copy in which infinity and NaN, which JSON does not have, are strings."""
     if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
+        return {name: json_safe(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [json_safe(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Commands of operators: `sordino ledger`, `federation new`, `silo serve` and `doctor`; the ledger's need no torch."""
+"""Commands for operators: `sordino ledger`, `federation new`, `silo serve` and `doctor`; `ledger` loads no torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.cli.console import JsonFlag, Own, app, bring, say
+from sordino.cli.console import JsonFlag, Own, app, load_own_parts, output
 from sordino.version import __version__
 
 if TYPE_CHECKING:
-    from sordino.ledger.ledger import Statement
-    from sordino.ledger.totals import Entry
+    from sordino.ledger.totals import Entry, Statement
 
 ledger_app = typer.Typer(no_args_is_help=True, help="The budget of a data set over all runs.", rich_markup_mode=None)
 federation = typer.Typer(no_args_is_help=True, help="A plan across machines, over Flower.")
@@ -32,19 +31,17 @@ Dataset = Annotated[str, typer.Argument(help="The name that its operator gave th
 
 @ledger_app.command("show")
 def ledger_show(
-    file: LedgerFile,
-    dataset: Annotated[str | None, typer.Argument(help="One data set; default: all.")] = None,
-    own: Own = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """What data sets have spent in all, and what they may spend."""
-    bring(own)
+    file: LedgerFile, dataset: Annotated[str | None, typer.Argument(help="One data set; default: all.")] = None,
+    own: Own = None, as_json: JsonFlag = False,
+) -> None:  # fmt: skip
+    """Print the epsilon that each data set has spent over all runs, beside its limit."""
+    load_own_parts(own)
     from sordino.ledger.ledger import Ledger
 
     with Ledger.open(file) as ledger:
         found = [ledger.statement(name) for name in ([dataset] if dataset is not None else ledger.names)]
     text = "\n".join(map(_statement_text, found)) or "no data set has a limit yet"
-    say(as_json, {"ledger": str(file), "datasets": [_statement(one) for one in found]}, text)
+    output(as_json, {"ledger": str(file), "datasets": [_statement(one) for one in found]}, text)
 
 
 @ledger_app.command("limit")
@@ -57,7 +54,7 @@ def ledger_limit(
     relation: Annotated[str, typer.Option(help="replace_one | add_remove | zero_out")] = "replace_one",
     as_json: JsonFlag = False,
 ) -> None:
-    """Set, raise or lower what a data set may spend; makes the ledger if there is none."""
+    """Set, raise or lower the limit of a data set; creates the ledger if there is none."""
     from sordino import codec
     from sordino.ledger.ledger import Ledger
     from sordino.ledger.totals import Limit
@@ -67,13 +64,13 @@ def ledger_limit(
     with Ledger.open(file, create=True) as ledger:
         ledger.limit(dataset, limit)
         found = ledger.statement(dataset)
-    say(as_json, {"ledger": str(file), **_statement(found)}, _statement_text(found))
+    output(as_json, {"ledger": str(file), **_statement(found)}, _statement_text(found))
 
 
 @ledger_app.command("history")
 def ledger_history(file: LedgerFile, dataset: Dataset, own: Own = None, as_json: JsonFlag = False) -> None:
-    """Every line of one data set: limits, runs and jobs, with the events that were charged."""
-    bring(own)
+    """Print every line of one data set: limits, runs and jobs, with the charged events."""
+    load_own_parts(own)
     from sordino import codec
     from sordino.ledger.ledger import Ledger
     from sordino.ledger.totals import name_of
@@ -81,22 +78,20 @@ def ledger_history(file: LedgerFile, dataset: Dataset, own: Own = None, as_json:
     with Ledger.open(file) as ledger:
         found = ledger.history(dataset)
     lines = [{"line": name_of(entry), **codec.dump(entry)} for entry in found]
-    say(as_json, {"ledger": str(file), "dataset": dataset, "lines": lines}, "\n".join(map(_entry_text, found)))
+    output(as_json, {"ledger": str(file), "dataset": dataset, "lines": lines}, "\n".join(map(_entry_text, found)))
 
 
 @ledger_app.command("backup")
 def ledger_backup(
-    file: LedgerFile,
-    to: Annotated[Path, typer.Argument(help="A new file for the backup.")],
-    as_json: JsonFlag = False,
+    file: LedgerFile, to: Annotated[Path, typer.Argument(help="A new file for the backup.")], as_json: JsonFlag = False
 ) -> None:
-    """Copy a ledger, also while silos are served from it; nothing is charged to a backup."""
+    """Copy a ledger to a backup file, also while silos use it; nothing can be charged to a backup."""
     from sordino.ledger.ledger import Ledger
 
     with Ledger.open(file) as ledger:
         head = ledger.backup(to)
     found = {"ledger": str(file), "backup": str(to), "lines": head.lines, "sha256": head.digest}
-    say(as_json, found, f"{to}: {head.lines} lines of {file}, the last with sha256 {head.digest}")
+    output(as_json, found, f"{to}: {head.lines} lines of {file}, the last with sha256 {head.digest}")
 
 
 @ledger_app.command("restore")
@@ -105,15 +100,15 @@ def ledger_restore(
     file: Annotated[Path, typer.Argument(help="The ledger that is missing, damaged or old.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Put a backup in the place of a ledger; if it lacks charges, every limit must be lowered before the next."""
+    """Replace a ledger by a backup; if the backup lacks charges, every limit must be lowered before the next charge."""
     from sordino.ledger.ledger import restore
 
     lost = restore(backup, file)
-    words = "nothing is missing"
+    words = "no line is missing"
     if lost != 0:
-        words = f"lost: {'nobody knows how many' if lost is None else lost} lines"
+        words = f"lost: {'an unknown number of' if lost is None else lost} lines"
         words += "; nothing is charged before each limit is lowered (sordino ledger limit)"
-    say(as_json, {"ledger": str(file), "backup": str(backup), "lines_lost": lost}, f"{file}: restored, {words}")
+    output(as_json, {"ledger": str(file), "backup": str(backup), "lines_lost": lost}, f"{file}: restored, {words}")
 
 
 def _statement(found: Statement) -> dict[str, Any]:
@@ -161,16 +156,15 @@ def _entry_text(entry: Entry) -> str:
 def new(
     folder: Annotated[Path, typer.Argument(help="A new folder: the Flower app, and a folder for every silo.")],
     file: Annotated[Path, typer.Option("--from", help="A TOML file with a [federation] that names the silos.")],
-    own: Own = None,
-    as_json: JsonFlag = False,
-) -> None:
+    own: Own = None, as_json: JsonFlag = False,
+) -> None:  # fmt: skip
     """Write a Flower app for the server, and for every silo a policy, a key script and service units."""
-    bring(own)
+    load_own_parts(own)
     from sordino.federation.new_federation import new_federation
 
     names = new_federation(folder, file)
     steps = f"{folder}: flwr run {folder}; {folder}/silos/{{{', '.join(names)}}}: one for each silo (docs/deploy.md)"
-    say(as_json, {"folder": str(folder), "silos": names}, steps)
+    output(as_json, {"folder": str(folder), "silos": names}, steps)
 
 
 @silo.command()
@@ -178,18 +172,17 @@ def serve(
     folder: Annotated[Path, typer.Argument(help="The silo's folder: silo.toml, fed.toml, policy.toml, ledger.db.")],
     node: Annotated[str | None, typer.Option(help="Where the node's Runtime API is; silo.toml says it too.")] = None,
     secret: Annotated[Path | None, typer.Option(help="The node's --superexec-auth-secret-file.")] = None,
-    own: Own = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Answer the jobs of this silo's node, within its policy and its budget, until stopped."""
-    bring(own)
+    own: Own = None, as_json: JsonFlag = False,
+) -> None:  # fmt: skip
+    """Answer the jobs that arrive at this silo's Flower node, within the silo's policy and budget, until stopped."""
+    load_own_parts(own)
     from sordino.federation.silo_service import serve_silo
 
     serve_silo(folder, node, secret, as_json)
 
 
 EXTRAS = {
-    "fast": ("numba", "inner loops in machine code: up to several times faster on small models"),
+    "fast": ("numba", "compiled inner loops: up to several times faster on small models"),
     "sign": ("cryptography", "signed certificates"),
     "flower": ("flwr", "a federation across machines"),
     "transformers": ("transformers", "models of Hugging Face, with peft for adapters"),
@@ -198,22 +191,22 @@ EXTRAS = {
     "mlflow": ("mlflow-skinny", "--track mlflow"),
     "wandb": ("wandb", "--track wandb"),
 }
-Finding = tuple[str, str, str]  # ok, note or trouble; what was found; how to mend it
+Finding = tuple[str, str, str]  # ok, note or trouble; what was found; how to repair it
 
 
 @app.command()
 def doctor(as_json: JsonFlag = False) -> None:
-    """What this machine has and lacks for Sordino; exit code 1 if something will not work."""
-    found = [*_software(), *_machine(), *_other_parts()]
+    """Print what this machine has and lacks for Sordino; exit code 1 if something will not work."""
+    found = [*_software(), *_machine()]
     entries = [dict(zip(("state", "what", "fix"), one, strict=True)) for one in found]
     text = "\n".join(f"{state:<8} {what}" + (f": {fix}" if fix else "") for state, what, fix in found)
-    say(as_json, {"sordino": __version__, "findings": entries}, text)
+    output(as_json, {"sordino": __version__, "findings": entries}, text)
     if any(state == "trouble" for state, _, _ in found):
         raise typer.Exit(1)
 
 
 def _software() -> Iterator[Finding]:
-    """Find the versions of Python, of required packages and of optional ones."""
+    """Yield the versions of Python, of required and optional packages, and of packages that bring parts."""
 
     def installed(name: str) -> str | None:
         try:
@@ -230,10 +223,19 @@ def _software() -> Iterator[Finding]:
         has = installed(package) or (installed("mlflow") if extra == "mlflow" else None)
         lacks = ("note", f"no {package} ({use})", f"pip install 'sordino[{extra}]'")
         yield ("ok", f"{package} {has} ({use})", "") if has else lacks
+    from sordino.codec.part import PLUGINS, load_plugins
+    from sordino.errors import ConfigError
+
+    try:
+        load_plugins()
+        names = sorted({point.dist.name for point in entry_points(group=PLUGINS) if point.dist is not None})
+        yield from (("ok", f"parts of {name}, named on every certificate that uses them", "") for name in names)
+    except ConfigError as error:
+        yield "trouble", str(error), ""
 
 
 def _machine() -> Iterator[Finding]:
-    """Find cores, threads, CUDA, and the folder of data sets with its free space."""
+    """Yield the number of cores and threads, CUDA, and the folder of data sets with its free space."""
     import torch
 
     from sordino.data.files import cache_folder
@@ -241,9 +243,9 @@ def _machine() -> Iterator[Finding]:
     threads = torch.get_num_threads()
     yield "ok", f"{os.cpu_count() or 1} cores, vector code {torch.backends.cpu.get_cpu_capability()}", ""
     if threads > 1 and "OMP_NUM_THREADS" not in os.environ:
-        fix = "'sordino run' sets one; in Python call torch.set_num_threads(1): two that fight are far slower"
-        yield "note", f"torch would take {threads} threads", fix
-    yield ("ok", "CUDA is there", "") if torch.cuda.is_available() else ("note", "no CUDA: CPU only", "")
+        fix = "'sordino run' uses one thread; in Python call torch.set_num_threads(1), which is often far faster"
+        yield "note", f"torch would use {threads} threads", fix
+    yield ("ok", "CUDA is available", "") if torch.cuda.is_available() else ("note", "no CUDA: CPU only", "")
     named, where = os.environ.get("SORDINO_DATA"), cache_folder()
     if named:
         there = Path(named).is_dir()
@@ -253,16 +255,3 @@ def _machine() -> Iterator[Finding]:
     writable, free = os.access(above, os.W_OK), shutil.disk_usage(above).free / 2**30
     yield "ok" if writable else "trouble", f"cache {where}", "" if writable else "set SORDINO_CACHE"
     yield "ok" if free > 1 else "note", f"{free:.0f} GiB free there", ""
-
-
-def _other_parts() -> list[Finding]:
-    """Find installed packages that bring parts of their own."""
-    from sordino.codec.part import PLUGINS, load_plugins
-    from sordino.errors import ConfigError
-
-    names = sorted({point.dist.name for point in entry_points(group=PLUGINS) if point.dist is not None})
-    try:
-        load_plugins()
-    except ConfigError as error:
-        return [("trouble", str(error), "")]
-    return [("ok", f"parts of {name}, named on every certificate that uses them", "") for name in names]

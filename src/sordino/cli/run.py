@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.cli.console import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, listened, say
+from sordino.cli import console
+from sordino.cli.console import Changes, ConfigFile, JsonFlag, Own, Seed, app
 from sordino.cli.planning import silo_lines
 from sordino.cli.results import guarantee
 from sordino.errors import ConfigError
@@ -27,31 +28,30 @@ if TYPE_CHECKING:
 NO_TEST = "not evaluated, as no row is declared public (task.options: test or public_test_fraction)"
 
 
+Engine = Annotated[
+    str | None, typer.Option(help="inprocess | distributed (--workers, torchrun) | flower (here) | one of your own.")
+]
+Track = Annotated[
+    list[str] | None, typer.Option(help="tensorboard | mlflow | wandb, into OUT.track or where they are set up.")
+]
+
+
 @app.command()
 def run(
     file: ConfigFile,
     out: Annotated[Path, typer.Option(help="A new folder for the run.")],
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="inprocess | distributed (--workers, torchrun) | flower (here) | one of your own."),
-    ] = None,
+    engine: Engine = None,
     workers: Annotated[int | None, typer.Option(help="Processes that share the clients of a round.")] = None,
     threads: Annotated[int, typer.Option(help="Threads of each process.")] = 1,
     device: Annotated[str, typer.Option(help="Where clients train: cpu, cuda, cuda:1, ...")] = "cpu",
     timeout: Annotated[float, typer.Option(help="Seconds that one worker waits for another.")] = 3600.0,
     sign: Annotated[Path | None, typer.Option(help="Sign the certificate with this Ed25519 key (PEM).")] = None,
-    track: Annotated[
-        list[str] | None, typer.Option(help="tensorboard | mlflow | wandb, into OUT.track or where they are set up.")
-    ] = None,
-    values: Changes = None,
-    seed: Seed = None,
-    own: Own = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Train; writes plan.toml, certificate.json, history.jsonl, model.safetensors and checkpoint/ into --out."""
+    track: Track = None, values: Changes = None, seed: Seed = None, own: Own = None, as_json: JsonFlag = False,
+) -> None:  # fmt: skip
+    """Train, and write plan.toml, certificate.json, history.jsonl, model.safetensors and checkpoint/ into --out."""
     name, count = launch.choose_engine(engine, workers)
-    changes = changed(values, seed) if values or seed is not None else []
+    changes = console.changed(values, seed) if values or seed is not None else []
     if count:
         words = [str(file), "--out", str(out), "--engine", "distributed", "--threads", str(threads)]
         words += ["--device", device, "--timeout", str(timeout)] + ["--resume"] * resume + ["--json"] * as_json
@@ -62,7 +62,7 @@ def run(
     if RENDEZVOUS in os.environ:
         launch.follow_watcher()
     if own:
-        bring(own)
+        console.load_own_parts(own)
     from sordino.config import load_config
     from sordino.engines.base import engine_named
     from sordino.runs.execution import execute
@@ -75,7 +75,12 @@ def run(
     leads, folder = chosen is None or chosen.leads, out.with_name(f"{out.name}.track")
     shows = leads and not as_json
     with ExitStack() as held:
-        trackers = _open_trackers(track, config, folder, held) if track and leads else []
+        trackers: list[Tracker] = []
+        if track and leads:
+            from sordino.report.trackers import Tracker
+
+            noise, kinds = config.privacy.noise, dict.fromkeys(track)
+            trackers = [held.enter_context(Tracker(kind, folder, config, noise)) for kind in kinds]
         bar = held.enter_context(terminal_bar(config.plan.rounds)) if shows and sys.stdout.isatty() else None
         show = bar or (partial(_print_round, rounds=config.plan.rounds) if shows else None)
         on_round = partial(_show_round, show, trackers)
@@ -89,27 +94,20 @@ def run(
             tracker.finish(done.certificate)
     notes = {"notes": list(done.notes)} if done.notes else {}
     found = {"out": str(done.path), "last": done.history[-1], "certificate": done.certificate, **notes}
-    say(as_json, found, result_text(done) + (f"\ntracked: {folder}" if track and folder.exists() else ""))
+    console.output(as_json, found, result_text(done) + (f"\ntracked: {folder}" if track and folder.exists() else ""))
 
 
 def _check_flower(config: Config, given: dict[str, Any]) -> None:
-    """Refuse options of a run in this process: with Flower the server and every silo have settings of their own."""
+    """Refuse options of this process with --engine flower, where server and silos are configured separately."""
     config.check_alone()
     refused = next((option for option, value in given.items() if value), None)
     if refused is not None:
-        found = f"{refused} with --engine flower"
-        raise ConfigError(found, "an option that every silo's process takes", f"drop {refused}")
-
-
-def _open_trackers(kinds: list[str], config: Config, folder: Path, held: ExitStack) -> list[Tracker]:
-    from sordino.report.trackers import Tracker
-
-    return [held.enter_context(Tracker(kind, folder, config, config.privacy.noise)) for kind in dict.fromkeys(kinds)]
+        raise ConfigError(f"{refused} with --engine flower", "an option of --engine flower", f"drop {refused}")
 
 
 def _show_round(show: OnRound | None, trackers: list[Tracker], line: dict[str, Any]) -> None:
     if show is not None:
-        with listened(sys.stdout):
+        with console.tolerate_closed_pipe(sys.stdout):
             show(line)
     for tracker in trackers:
         tracker(line)
@@ -126,13 +124,12 @@ def _print_round(line: dict[str, Any], rounds: int) -> None:
 
 
 def _figures(line: dict[str, Any]) -> list[str]:
-    """Name the metrics of a line of history, accuracy first and loss last, without those of single classes."""
+    """Return the names of a round's metrics, accuracy first and loss last, without metrics of single groups."""
     found = [name for name, value in line.items() if isinstance(value, float) and "/" not in name]
     return sorted(found, key=lambda name: (name == "loss", name != "accuracy"))
 
 
 def result_text(done: Executed) -> str:
-    """Return a finished run in a few lines."""
     last, made = done.history[-1], done.certificate
     figures = ", ".join(f"{name} {last[name]:.4f}" for name in _figures(last))
     tested = f"{figures} on the whole test set" if figures else NO_TEST

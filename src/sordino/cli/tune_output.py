@@ -1,4 +1,4 @@
-"""Output of `sordino tune`: reads the file, prints and draws the curves, writes the tuned file."""
+"""Called by `sordino tune`: reads its options, runs the search, writes the tuned file, draws and prints the losses."""
 
 from __future__ import annotations
 
@@ -13,51 +13,38 @@ from sordino.accounting.calibration import Budget
 from sordino.accounting.renyi import Trials
 from sordino.accounting.rounding import upto
 from sordino.certificate.build import headline
-from sordino.cli.console import say, working
+from sordino.cli.console import working
 from sordino.codec import durable_files
 from sordino.config import Config, load_config, overridden, read_table
 from sordino.errors import ConfigError
 from sordino.tuning.calibrated_file import multipliers
-from sordino.tuning.private_selection import PrivateTuning, tune_private
-from sordino.tuning.private_selection import text as private_text
+from sordino.tuning.private_selection import PrivateTuning
 from sordino.tuning.search_space import Sweep, read_space
 from sordino.tuning.tune import TrialLog, Tuned, tune
 from sordino.version import __version__
 
 SOURCES = ("public", "synthetic")
 FILES = "{tuned.toml, tune.png, trials.jsonl}"
-AXES = {
-    "lr_factor": "factor on step size",
-    "steps": "local steps",
-    "rounds": "rounds",
-    "batch": "records per batch",
-}
+AXES = {"lr_factor": "factor on step size", "steps": "local steps", "rounds": "rounds", "batch": "records per batch"}
 
 
 def tune_config(
-    file: Path,
-    *,
-    epsilons: list[float],
-    source: str,
-    seeds: int,
-    out: Path | None,
-    resume: bool = False,
-    changes: Sequence[str] = (),
-    quiet: bool = True,
-) -> dict[str, Any]:
+    file: Path, *, epsilons: list[float], source: str, seeds: int, out: Path | None, resume: bool = False,
+    changes: Sequence[str] = (), quiet: bool = True,
+) -> dict[str, Any]:  # fmt: skip
     """Propose settings for every epsilon (default: the file's own forecast); `out` is a folder for the results."""
     if source not in SOURCES:
         raise ConfigError(f"--data {source}", "public or synthetic", codec.nearest(source, list(SOURCES)))
     config = load_config(file, changes)
     silos = own_budgets(config)
     if silos and epsilons:
-        both = "--epsilon, and silos that have budgets of their own"
+        both = "--epsilon, and a budget for every silo"
         raise ConfigError(both, "one of them", "drop --epsilon: every silo keeps its budget")
     wanted = epsilons
     if not wanted:
         spent = headline(config.plan.cost().of("models"), config.delta, config.deltas)["epsilon"]
         if spent is None:
-            raise ConfigError("a plan without a guarantee and no --epsilon", "a budget to tune for", "give --epsilon")
+            raise ConfigError("a plan without a guarantee and no --epsilon", "a target epsilon", "give --epsilon")
         wanted = [float(spent)]
     asked = {"config": codec.dump(config), "epsilons": wanted, "data": source, "seeds": seeds, "sordino": __version__}
     task = config.build()
@@ -79,14 +66,14 @@ def tune_config(
 def private_tuning(
     file: Path, changes: Sequence[str], over: Sequence[str], law: dict[str, Any], epsilons: Sequence[float], metric: str
 ) -> PrivateTuning:
-    """Read what `tune --private` asks: a file and --over, or the file of a sweep, and the law of the trials' number."""
+    """Return the private search that `tune --private` asks for: a file and --over, or a sweep's file, and --law."""
     trials: Trials = codec.read(Trials, law, "--law")
     if len(epsilons) > 1:
-        raise ConfigError("several --epsilon with --private", "one: each tuning is a release of its own")
+        raise ConfigError("several --epsilon with --private", "one --epsilon: every search is a separate release")
     data = read_table(file)
     given = dict(map(codec.parse_setting, over))
     if not given and "sweep" not in data:
-        raise ConfigError("--private without --over", "what to try", "--over 'recipe.lr=[0.1, 0.3, 1.0]'")
+        raise ConfigError("--private without --over", "values to try", "--over 'recipe.lr=[0.1, 0.3, 1.0]'")
     space = data.get("sweep", {}) if not given else {"random": given}
     sweep = Sweep.of({**data, "sweep": {**space, **({"metric": metric} if metric else {})}}, file.parent)
     if sweep.spec.recipe or sweep.spec.epsilon:
@@ -97,16 +84,8 @@ def private_tuning(
     return PrivateTuning(sweep, read_space(table), trials, next(iter(epsilons), None))
 
 
-def run_private(asked: PrivateTuning, out: Path | None, as_json: bool) -> None:
-    """Run the private search and print what it releases."""
-    if out is None:
-        raise ConfigError("--private without --out", "a new folder for the run that wins", "add --out runs/best")
-    found = tune_private(asked, out, (lambda line: None) if as_json else (lambda line: say(False, {}, line)))
-    say(as_json, found, private_text(found))
-
-
 def own_budgets(config: Config) -> tuple[Budget, ...]:
-    """Return what every silo spends, where silos differ: as the file says, or by the noise that each has now."""
+    """Return every silo's budget: by the file or, where silos differ in noise, by their forecast; else nothing."""
     plan = config.plan
     if config.budgets or not multipliers(plan):
         return config.budgets
@@ -118,7 +97,7 @@ def own_budgets(config: Config) -> tuple[Budget, ...]:
 
 
 def draw(found: list[Tuned], path: Path) -> None:
-    """Draw one panel per hyperparameter with one line per epsilon."""
+    """Draw the losses: one panel per hyperparameter, with one line per epsilon."""
     from sordino.report.figures import Axis, Chart, Series, chart_figure, save_figure
 
     charts = []
@@ -138,7 +117,10 @@ def text(found: dict[str, Any]) -> str:
     lines: list[str] = []
     for one in found["tuned"]:
         proposal = ", ".join(f"{name} {value:.4g}" for name, value in one["proposal"].items())
-        lines += [f"{_budget(one)}: {proposal}", f"  first guess: {one['rule']}"]
+        budget = f"epsilon {upto(one['epsilon'], 4)}, delta {upto(one['delta'])}"
+        if "silos" in one:
+            budget = "every silo's own epsilon (" + ", ".join(upto(silo["epsilon"]) for silo in one["silos"]) + ")"
+        lines += [f"{budget}: {proposal}", f"  first guess: {one['rule']}"]
         for name, rows in one["curves"].items():
             widths = ["" if row["half_width"] is None else f" +- {row['half_width']:.2g}" for row in rows]
             points = [f"{row[name]:.4g} -> {row['loss']:.4g}{w}" for row, w in zip(rows, widths, strict=True)]
@@ -146,9 +128,3 @@ def text(found: dict[str, Any]) -> str:
         lines += [f"  at the edge of what was tried: {name}; values beyond may be better" for name in one["at_edge"]]
         lines.append(f"  privacy cost of the search: {one['privacy_cost']}")
     return "\n".join([*lines, *([f"written: {found['out']}/{FILES}"] if found["out"] else [])])
-
-
-def _budget(one: dict[str, Any]) -> str:
-    if "silos" in one:
-        return "every silo's own epsilon (" + ", ".join(upto(silo["epsilon"]) for silo in one["silos"]) + ")"
-    return f"epsilon {upto(one['epsilon'], 4)}, delta {upto(one['delta'])}"

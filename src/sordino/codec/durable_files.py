@@ -79,7 +79,7 @@ def append(file: Path, data: bytes, size: int) -> None:
 
 
 def cut(file: Path, size: int) -> None:
-    """Shorten a file to `size` bytes, synced; a shorter file stays as it is."""
+    """Shorten a file to `size` bytes, synced; a shorter file is not changed."""
     try:
         descriptor = os.open(file, os.O_WRONLY)
         try:
@@ -120,7 +120,9 @@ def trouble(file: Path, error: OSError) -> StorageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return StorageError(f"no room to write {file} ({reason})", "room", f"make some and add --resume: {SAFE}")
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
-        fix = "put it back and add --resume, or start anew in another --out; what was charged stays spent"
-        return StorageError(f"{file} gone from under the run ({reason})", "the folder that the run was started in", fix)
+        fix = "restore the folder and add --resume, or start a new run in another --out; charged rounds stay charged"
+        return StorageError(
+            f"{file}, which was removed during the run ({reason})", "the folder that the run was started in", fix
+        )
     found = f"{file}, which cannot be written ({reason})"
-    return StorageError(found, "a folder to write to", f"mend that and add --resume: {SAFE}")
+    return StorageError(found, "a folder to write to", f"make the folder writable and add --resume: {SAFE}")

@@ -61,7 +61,8 @@ def _check_free(cls: type[Part], other: type[Part] | None) -> None:
     slots = all(other.__dict__.get(name) is made for name, made in cls.__dict__.items() if callable(made))
     if not again or (other.__module__.startswith("sordino.") and not slots):
         found = f"a second {family_of(cls).__name__} of kind {cls.kind!r}, {cls.__module__}.{cls.__name__}"
-        raise ConfigError(found, "a kind of its own", f"{other.__module__}.{other.__name__} has this one")
+        fix = f"{other.__module__}.{other.__name__} has this kind"
+        raise ConfigError(found, "a kind that no other part of the family has", fix)
 
 
 def family_of(cls: type[Part]) -> type[Part]:
@@ -86,7 +87,7 @@ def nested_values(value: Any, where: str = "", depth: int = 0) -> Iterator[tuple
 def check_parts(value: Any, where: str) -> None:
     """Refuse a value that would not do what its written form says, at any depth.
 
-    A subclass without a kind of its own is written as its parent, and a method set on an instance is not written at
+    A subclass that inherits its `kind` is written as its parent, and a method set on an instance is not written at
     all: either would run one thing and have the hash and the cost of another.
     """
     for place, item in nested_values(value, where):
@@ -101,13 +102,14 @@ def check_part(part: Any, where: str) -> None:
     cls, needed = type(part), "exactly the part that its kind names"
     if isinstance(part, Part) and cls.members.get(cls.kind) is not cls:
         found = f"{where}, a {cls.__name__} that would be written as kind {cls.kind!r}"
-        raise PlanError("parts", found, needed, f'give it a kind of its own: class {cls.__name__}(..., kind="...")')
+        raise PlanError("parts", found, needed, f'declare its kind: class {cls.__name__}(..., kind="...")')
     if not isinstance(part, Part) and any(map(dataclasses.is_dataclass, cls.__mro__[1:])):
         found = f"{where}, a {cls.__name__} that would be written as {cls.__mro__[1].__name__}"
         raise PlanError("parts", found, needed)
     extra = sorted(getattr(part, "__dict__", {}).keys() - {field.name for field in dataclasses.fields(part)})
     if extra:
-        raise PlanError("parts", f"{where}, a {cls.__name__} whose {extra[0]!r} was set by hand", needed)
+        found = f"{where}, a {cls.__name__} whose attribute {extra[0]!r} was set after construction"
+        raise PlanError("parts", found, needed)
 
 
 # ---- third-party parts -----------------------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ def load_plugins(group: str = PLUGINS) -> None:
             package = point.dist.name if point.dist is not None else point.value
             what = group.rpartition(".")[2].replace("_", " ")
             found = f"package {package}, whose {what} cannot be loaded ({type(error).__name__}: {error})"
-            raise ConfigError(found, f"{point.value} that can be imported", f"mend or uninstall {package}") from None
+            raise ConfigError(found, f"{point.value} that can be imported", f"repair or uninstall {package}") from None
 
 
 def load_parts_file(path: Path) -> None:

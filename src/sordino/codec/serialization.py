@@ -126,7 +126,7 @@ def _only_kind(family: type[Part], kind: str, where: str) -> dict[str, Any]:
     needed = [f"{name} = ..." for name, parameter in parameters.items() if parameter.default is parameter.empty]
     if needed:
         fix = f'write {where} = {{ kind = "{kind}", {", ".join(needed)} }}'
-        raise ConfigError(f"{where} = {kind!r} alone", "its other values beside it", fix)
+        raise ConfigError(f"{where} = {kind!r} alone", "a table with the values that this kind needs", fix)
     return {"kind": kind}
 
 
@@ -145,7 +145,8 @@ def _read_part(cls: Any, table: Mapping[str, Any], where: str) -> Any:
         raise ConfigError(f"kind {brief_repr(table['kind'])} in {where}", f"kind {cls.kind!r}")
     if inspect.isabstract(cls):
         lacks = ", ".join(sorted(cls.__abstractmethods__))
-        raise ConfigError(f"{where}, a {cls.__name__} without {lacks}", "all that its family asks of a part")
+        needed = "a part that implements every abstract method of its family"
+        raise ConfigError(f"{where}, a {cls.__name__} without {lacks}", needed)
     return call(cls, entries, where)
 
 
@@ -199,16 +200,17 @@ def read_toml(path: Path, fix: str = "") -> dict[str, Any]:
                 raise ConfigError(f"{path}, which is a device or a pipe", "a TOML file", "write it to a file first")
             data = file.read(LARGEST + 1)
         if len(data) > LARGEST:
-            raise ConfigError(f"{path} of more than {LARGEST:,} bytes", "a configuration, at most that long")
+            raise ConfigError(f"{path} of more than {LARGEST:,} bytes", f"a configuration of at most {LARGEST:,} bytes")
         text = data.decode("utf-8")
         if _DEEP.search(text):
-            raise ConfigError(f"{path}, which holds a key of more than {DEEPEST} parts", "at most that many")
+            needed = f"keys of at most {DEEPEST} parts"
+            raise ConfigError(f"{path}, which holds a key of more than {DEEPEST} parts", needed)
         return tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"{path}, which cannot be read ({reason})", "a TOML file") from None
     except RecursionError:
-        raise ConfigError(f"{path}, whose lists or tables are nested too deep", f"at most {DEEPEST}") from None
+        raise ConfigError(f"{path}, whose lists or tables are nested too deep", f"at most {DEEPEST} levels") from None
     except ValueError as error:  # not TOML, or an integer of thousands of digits
         raise ConfigError(f"{path} that is not TOML ({error})", "a TOML file", fix) from None
 
@@ -304,7 +306,8 @@ def register_function(family: str, name: str) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
         known = _FUNCTIONS.get((family, name))
         if known is not None and (known.__module__, known.__qualname__) != (function.__module__, function.__qualname__):
-            raise ConfigError(f"a second {family} {name!r}", "a name of its own", f"{known.__module__} has this one")
+            fix = f"{known.__module__} has registered this name"
+            raise ConfigError(f"a second {family} {name!r}", f"a name that no other {family} has", fix)
         _FUNCTIONS[family, name] = function
         return function
 
@@ -317,7 +320,7 @@ def find_function(family: str, name: str) -> Callable[..., Any]:
         known = [other for of, other in _FUNCTIONS if of == family]
         how = f'@sordino.add_{family}("{name}") in a file that --with names, or in an installed package'
         found = f"{family} {name!r} of kind own"
-        raise ConfigError(found, "one that was added", nearest(name, known) if known else how)
+        raise ConfigError(found, "a registered function", nearest(name, known) if known else how)
     return _FUNCTIONS[family, name]
 
 
@@ -338,6 +341,6 @@ def read_options(function: Callable[..., Any], options: Mapping[str, Any], skip:
         raise ConfigError(f"unknown option {unknown!r} of {where}", takes, nearest(unknown, list(named)))
     missing = next((n for n, one in named.items() if one.default is one.empty and n not in options), None)
     if missing is not None:
-        raise ConfigError(f"{where} without {missing}", "a value for it", f"options = {{ {missing} = ... }}")
+        raise ConfigError(f"{where} without {missing}", f"a value for {missing}", f"options = {{ {missing} = ... }}")
     types = {name: Any if one.annotation is one.empty else one.annotation for name, one in named.items()}
     return {name: read(types[name], value, f"{where}.{name}") for name, value in options.items()}

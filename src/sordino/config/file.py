@@ -30,11 +30,11 @@ from sordino.graph import BY_CONSTRUCTION
 from sordino.ledger.budget import Filter, check_affordable, client_filter
 from sordino.loop import check_needs, check_population, check_train_metrics
 from sordino.models import ARCHITECTURES, InMemoryModel, build_seeded
-from sordino.parts.losses import CrossEntropy, Mse, keeps_apart
+from sordino.parts.losses import CrossEntropy, Mse, is_record_wise
 from sordino.parts.mechanisms import Preparation
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
-from sordino.rng import Streams, streams
+from sordino.rng import Secure, Seeded, Streams
 from sordino.task import Task
 
 EXAMPLE = "see 'sordino recipes show dp_fed_ls'"
@@ -54,10 +54,11 @@ class Config:
         privacy, run = self.privacy, self.run
         if (privacy.ledger is None) != (privacy.dataset is None):
             found, lacks = ("ledger", "dataset") if privacy.dataset is None else ("dataset", "ledger")
-            raise ConfigError(f"{found} without {lacks} in [privacy]", "both or neither", f"add {lacks} = ...")
+            fix = f"add {lacks} = ..."
+            raise ConfigError(f"{found} without {lacks} in [privacy]", "ledger and dataset together", fix)
         if privacy.selected is not None and privacy.limited:
-            raise ConfigError("the best of many trials under a budget in [privacy]", "trials that end by themselves")
-        for name, number in (("seed", run.seed), ("coins", run.coins or 0)):
+            raise ConfigError("both `selected` and a budget in [privacy]", "private trials that no budget ends early")
+        for name, number in (("seed", run.seed), ("draw_seed", run.draw_seed or 0)):
             if not -(2**63) <= number < 2**63:
                 raise ConfigError(f"{name} = {number}", "a whole number of at most 64 bits")
         if run.eval_every < 1:
@@ -69,7 +70,8 @@ class Config:
         asked = self.task.preparations if self.task.options else ()
         if asked != released and not isinstance(self.task.model, InMemoryModel):  # `parse` takes them from the columns
             found = f"columns that ask for {len(asked)} histograms, and a plan that releases other {len(released)}"
-            raise ConfigError(found, "the same in both", "drop plan.prepare: it is taken from [task.options.columns]")
+            fix = "drop plan.prepare: it is taken from [task.options.columns]"
+            raise ConfigError(found, "a plan that releases the histograms of the columns", fix)
         if run.train_metrics:
             check_train_metrics(True, privacy.noise)
 
@@ -141,7 +143,8 @@ class Config:
     @property
     def streams(self) -> Streams:
         """Random streams of a run: sampling, batches and noise."""
-        return streams(self.privacy.noise, self.run.seed if self.run.coins is None else self.run.coins)
+        seed = self.run.seed if self.run.draw_seed is None else self.run.draw_seed
+        return Seeded(seed) if self.privacy.noise == "simulation" else Secure()
 
     @property
     def foreign(self) -> tuple[codec.Foreign, ...]:
@@ -178,7 +181,7 @@ class Config:
         if made is not None:
             return made.program.of(self.plan.unit)
         model, loss = self.task.model, self.task.loss
-        ours = type(model) in ARCHITECTURES.values() and (loss is None or keeps_apart(loss))
+        ours = type(model) in ARCHITECTURES.values() and (loss is None or is_record_wise(loss))
         return OwnCode(BY_CONSTRUCTION, PLAIN) if ours and self.plan.unit == "client" else None
 
     def trial_task(self) -> Task | None:
@@ -199,7 +202,7 @@ class Config:
         return made
 
     def check_budget(self) -> None:
-        """Refuse a plan that exceeds a budget of its own file."""
+        """Refuse a plan that exceeds a budget of this configuration."""
         budget = self.budget
         if budget is not None:
             check_affordable(self.plan, budget, self.task.silos)
@@ -268,13 +271,14 @@ def parse(table: Mapping[str, Any]) -> Config:
         prepare = datasets.preparations(str(task.get("dataset")), task["options"])
     if "recipe" in data:
         if "plan" in data:
-            raise ConfigError("both [recipe] and [plan]", "one of them", "drop [recipe] if the plan is written out")
+            fix = "drop [recipe] if the plan is written out"
+            raise ConfigError("both [recipe] and [plan]", "either [recipe] or [plan]", fix)
         recipe, privacy = data.pop("recipe"), data.get("privacy")
         if isinstance(privacy, Mapping) and privacy.get("silos"):
             recipe = _with_budgets(recipe, privacy)
         data["plan"] = from_recipe(recipe, prepare)
     elif "plan" not in data:
-        raise ConfigError("neither [recipe] nor [plan]", "one of them", "see 'sordino recipes list'")
+        raise ConfigError("neither [recipe] nor [plan]", "a table [recipe] or [plan]", "see 'sordino recipes list'")
     elif isinstance(data["plan"], Mapping):
         written = {"prepare": [codec.dump(part) for part in prepare], **data["plan"]}
         plan: Plan = codec.read(Plan, written, "plan")
@@ -291,14 +295,15 @@ def _with_budgets(recipe: Any, privacy: Mapping[str, Any]) -> Any:
     deltas = [budget.delta for budget in budgets if budget.delta is not None]
     common = [privacy["delta"]] if "delta" in privacy else []
     if deltas and len(deltas) < len(budgets):
-        raise ConfigError("a delta for some silos", "one for all of them, or for none", "set it in privacy.silos")
+        fix = "set delta in every entry of privacy.silos"
+        raise ConfigError("a delta for some silos", "a delta for every silo, or for none", fix)
     return {**recipe, "epsilons": [budget.epsilon for budget in budgets], "deltas": deltas or common}
 
 
 def from_recipe(table: Any, prepare: tuple[Preparation, ...] = ()) -> Plan:
     """Build the plan of a recipe: `name` picks the function, the other keys are its arguments.
 
-    A recipe that solves for a budget is given the releases in `prepare`, which are part of the cost.
+    A recipe that solves for an epsilon receives the releases in `prepare`, which are part of the cost.
     """
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
         raise ConfigError("[recipe] without a name", 'name = "..."', f"known: {', '.join(RECIPES)}")

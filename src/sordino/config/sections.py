@@ -33,7 +33,7 @@ from sordino.task import PublicSource, Task
 class TaskSpec:
     """Section [task]: data, partition and model. Without a partition: the data's natural clients, else iid.
 
-    `init` is a safetensors file with the model's first weights. They are declared public by whoever writes this file:
+    `init` is a safetensors file with the model's first weights. The author of this file declares them public:
     what they were trained on is not protected by the run, and the certificate says so, with the file's hash.
     `own_code = "trusted"` vouches for a model or a loss of one's own that no graph can be captured of.
     """
@@ -45,8 +45,8 @@ class TaskSpec:
     loss: Loss | None = None
     silos: tuple[str, ...] = ()  # names of the natural clients, in the order in which the plan counts them
     init: str | None = None  # a safetensors file of weights to begin with, declared public
-    own_code: Trust | None = None  # "trusted": model and loss of one's own run as they are, where no graph can
-    half: HoldoutPart | None = None  # the part of the test rows that a run is judged by, where the others report
+    own_code: Trust | None = None  # "trusted": model and loss of the user run without a captured graph
+    half: HoldoutPart | None = None  # the part of the test rows that a run is evaluated on
 
     @property
     def preparations(self) -> tuple[Preparation, ...]:
@@ -70,7 +70,8 @@ class TaskSpec:
         records = Records(torch.from_numpy(data.x), torch.from_numpy(data.y), lazy=data.offsets is not None)
         if data.offsets is not None:
             if self.partition is not None:
-                raise ConfigError("a partition of memory-mapped data", "none", "clients.npy says who holds which rows")
+                fix = "drop it: clients.npy says which client holds which rows"
+                raise ConfigError("a partition of memory-mapped data", "no partition", fix)
             clients = Clients(records, np.arange(len(data.x), dtype=np.int64), data.offsets)
         else:
             cut = self.partition or (Natural() if data.groups is not None else Iid(population))
@@ -97,7 +98,7 @@ class TaskSpec:
     def _groups(self, data: Dataset, cut: Partitioner) -> Ints:
         """Return the natural client of every record, counted in the order of `silos`."""
         if data.groups is None:
-            raise ConfigError("names of silos, and data without natural silos", "a list without names")
+            raise ConfigError("names of silos, and data without natural silos", "values in a list, without names")
         if not isinstance(cut, Natural) or cut.clients is not None or not data.names:
             raise ConfigError("names of silos, and a partition that has none", "all natural silos, or no names")
         check_names(list(self.silos), list(data.names), "[task] silos", "the data")
@@ -165,11 +166,11 @@ class PrivacySpec:
 class RunSpec:
     """Section [run]: settings that do not change the guarantee.
 
-    `coins` seeds a simulation's cohorts, batches and noise; by default `seed` does.
+    `draw_seed` seeds the cohorts, batches and noise of a simulation; by default `seed` does.
     """
 
     seed: int = 0
-    coins: int | None = None
+    draw_seed: int | None = None
     eval_every: int = 1
     train_metrics: bool | None = None  # evaluate on the clients' own records too: a diagnostic, NOT private
     metrics: tuple[Metric, ...] = ()  # of the test records, beside loss and accuracy
@@ -198,15 +199,15 @@ class FederationSpec:
     def __post_init__(self) -> None:
         wrong = next((name for name in self.silos if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name)), None)
         if wrong is not None:
-            raise ConfigError(f"silo {wrong!r} in [federation]", "letters, digits, - and _, at most 64 of them")
+            raise ConfigError(f"silo {wrong!r} in [federation]", "a name of at most 64 letters, digits, - and _")
         if len(set(self.silos)) != len(self.silos) or not self.silos:
-            raise ConfigError(f"[federation] silos = {list(self.silos)}", "at least one name, and each once")
+            raise ConfigError(f"[federation] silos = {list(self.silos)}", "at least one name, and no name twice")
         if self.tries < 1 or not 0 < self.timeout < math.inf or not 0 < self.port < 2**16:
             found = f"[federation] tries = {self.tries}, timeout = {self.timeout:g}, port = {self.port}"
             raise ConfigError(found, "at least one try, seconds above 0, a port below 65536")
         if self.quorum is not None and not 1 <= self.quorum <= len(self.silos):
             found = f"[federation] quorum = {self.quorum} of {len(self.silos)} silos"
-            raise ConfigError(found, "from 1 to all of them")
+            raise ConfigError(found, "a quorum from 1 to the number of silos")
 
 
 LEAST = 2  # rows of a part
@@ -242,7 +243,7 @@ class HoldoutPart:
             raise DataError("no row that is declared public", "rows to choose by and rows to report on", fix)
         rows = self.rows(len(test))
         if min(len(rows), len(test) - len(rows)) < LEAST:
-            raise DataError(f"{len(test)} public rows, cut in two", f"at least {LEAST} in each part")
+            raise DataError(f"{len(test)} public rows, cut in two parts", f"at least {LEAST} rows in each part")
         place = torch.from_numpy(rows)
         mine = Records(test.x[place], test.y[place])
         return replace(task, test=mine, groups=None if groups is None else groups[place])
@@ -292,7 +293,7 @@ class EarlyStopping:
         """Refuse a metric that no evaluation computes, and a run without public rows."""
         if not figures:
             found = f"early stopping on {self.metric!r}, and no row that is declared public"
-            raise ConfigError(found, "public test rows: a metric of private ones costs epsilon", "give test rows")
+            raise ConfigError(found, "public test rows: a metric of private ones costs epsilon", "declare test rows")
         self.check_name(list(figures))
 
     def check_name(self, known: Sequence[str]) -> None:

@@ -131,10 +131,11 @@ def records_of(entry: Any, name: str) -> Records:
     try:
         x, y = torch.as_tensor(entry[0]), torch.as_tensor(entry[1])
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{name} of a kind that is no tensor ({error})", "(x, y) tensors or a data set") from None
+        needed = "(x, y) tensors or a data set"
+        raise DataError(f"{name} that cannot be converted to tensors ({error})", needed) from None
     x, y = (side.float() if side.dtype == torch.float64 else side for side in (x, y))
     if len(x) != len(y):
-        raise DataError(f"{name} with {len(x)} inputs and {len(y)} targets", "as many targets as inputs")
+        raise DataError(f"{name} with {len(x)} inputs and {len(y)} targets", "one target for every input")
     return Records(x, y)
 
 
@@ -221,7 +222,8 @@ def tabulate_fields(
     longest = max(sizes, default=0)
     if length is not None and longest > length:
         fix = f"raise length, or tokenize with truncation=True, max_length={length}"
-        raise DataError(f"a record of {longest} tokens and length = {length}", "no record longer than that", fix)
+        needed = f"records of at most {length} tokens"
+        raise DataError(f"a record of {longest} tokens and length = {length}", needed, fix)
     ragged = len(sizes | ({length} if length is not None and sizes else set())) > 1
     all_names = (*names, MASK) if ragged and IDS in names and MASK not in names else names
     size = longest if length is None else length
@@ -247,7 +249,9 @@ def _pack(table: Columns, name: str, fields: tuple[str, ...], causal: bool, pad:
     if any(part.shape != x[0].shape or part.dtype != x[0].dtype or part.dim() != 2 for part in x) and len(x) > 1:
         found = ", ".join(f"{field} {list(part.shape[1:])}" for field, part in zip(fields, x, strict=True))
         needed = "numbers of one type and one shape [records, length] in every field, or one field alone"
-        raise DataError(f"{name} with the fields {found}", needed, "give the model one of them, or wrap it")
+        raise DataError(
+            f"{name} with the fields {found}", needed, "keep one field, or wrap the model so that it takes one tensor"
+        )
     return Records(x[0] if len(x) == 1 else torch.stack(x, 1), y[:, 1:].contiguous() if causal else y)
 
 
@@ -282,10 +286,10 @@ def _check_columns(model: nn.Module, columns: Columns, name: str) -> None:
         needed = f"fields among {', '.join(known[:3])}, ..."
         raise DataError(f"a field {wrong!r} in {name}, which the model does not take", needed, "remove it")
     if LABELS not in columns and not (is_causal(model) and IDS in columns):
-        raise DataError(f"{name} with the fields {', '.join(columns) or 'none'}", "labels among them")
+        raise DataError(f"{name} with the fields {', '.join(columns) or 'none'}", "a field `labels`")
     lengths = {field: len(column) for field, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise DataError(f"{name} with {lengths} records", "as many in every field")
+        raise DataError(f"{name} with {lengths} records", "the same number of records in every field")
 
 
 def _field_names(tables: Sequence[tuple[Columns, str]]) -> tuple[str, ...]:
@@ -299,7 +303,7 @@ def _field_names(tables: Sequence[tuple[Columns, str]]) -> tuple[str, ...]:
             needed = f"those of {first_name}: {', '.join(first)}"
             raise DataError(f"{name} with the fields {', '.join(table)}", needed)
     if not first.keys() - {LABELS}:
-        raise DataError(f"{first_name} with labels alone", "inputs of the model beside them")
+        raise DataError(f"{first_name} with labels alone", "input fields of the model beside the labels")
     return tuple(field for field in first if field != LABELS)
 
 

@@ -61,7 +61,7 @@ def _from_arrays(arrays: dict[str, Array], classes: int | None) -> Dataset:
         if key not in arrays or not arrays[key].ndim:
             raise DataError(f"no array {key}", "arrays x and y", f"save it with numpy.savez(path, {key}=...)")
     if ("test_x" in arrays) != ("test_y" in arrays):
-        raise DataError("only one of test_x and test_y", "both or neither")
+        raise DataError("only one of test_x and test_y", "both arrays, or none of the two")
     y, held = arrays["y"], arrays.get("classes")
     if classes is None and held is not None:
         if held.size != 1 or held.dtype.kind not in "iu":
@@ -117,7 +117,8 @@ def _check_memmap(x: Array, y: Array, offsets: Array, classes: int | None, folde
         raise DataError(f"x of shape {x.shape} and y of shape {y.shape} in {folder}", "x [n, ...] and y [n]")
     for name, array in (("x", x), ("y", y)):
         if array.dtype not in _TYPES:
-            raise DataError(f"{name} of type {array.dtype} in {folder}", "float32 or int64", "convert it once")
+            fix = f"convert {name}.npy with numpy.astype"
+            raise DataError(f"{name} of type {array.dtype} in {folder}", "float32 or int64", fix)
     if (classes is None) != (y.dtype == _TYPES[0]):
         found = f"y of type {y.dtype} and classes = {classes}"
         raise DataError(found, "int64 labels with classes, or float32 without")
@@ -144,7 +145,7 @@ def write_memmap(
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A registered data set: its reader, description and licence; of a record the shape, and how many classes."""
+    """A registered data set: reader, description, licence, shape of a record and number of classes."""
 
     read: Callable[..., Dataset]
     description: str
@@ -207,7 +208,8 @@ def add_dataset(
     """
     known = _SETS.get(_ALIASES.get(name, name))
     if known is not None and (known.read.__module__, known.read.__qualname__) != (read.__module__, read.__qualname__):
-        raise ConfigError(f"a second data set {name!r}", "a name of its own", f"{known.read.__module__} has this one")
+        fix = f"{known.read.__module__} has registered this name"
+        raise ConfigError(f"a second data set {name!r}", "a name that no other data set has", fix)
     _SETS[name] = _Entry(read, description, licence, None if shape is None else tuple(shape), classes)
 
 
@@ -260,14 +262,15 @@ def _known(name: str, options: Mapping[str, Any], validation: bool) -> tuple[str
     parameters = inspect.signature(_SETS[name].read).parameters
     known = list(dict.fromkeys([*parameters, "train", "test", "validation"]))
     if "test" in options and "test" not in parameters:
-        raise ConfigError(f"test = {options['test']!r} of data set {name}", "how many of its test records to keep")
+        needed = "a whole number: how many test records to keep"
+        raise ConfigError(f"test = {options['test']!r} of data set {name}", needed)
     unknown = next((option for option in options if option not in known), None)
     if unknown is not None:
         found = f"unknown option {unknown!r} of data set {name}"
         raise ConfigError(found, "one of " + ", ".join(known), nearest(unknown, known))
     for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
-            raise ConfigError(f"data set {name} without {option}", f"the option {option}")
+            raise ConfigError(f"data set {name} without {option}", f"a value for the option {option}")
     if validation and name in OWN:
         fix = "name a file, test = ..., or say public_test_fraction = 0.2"
         raise ConfigError(f"validation = true of {name}, whose rows are private", "rows that may be public", fix)

@@ -295,7 +295,7 @@ def _unique_names(path: Path, names: Sequence[str]) -> tuple[str, ...]:
     header = tuple(name.strip() for name in names)
     if len(set(header)) < len(header):
         twice = next(name for name in header if header.count(name) > 1)
-        raise DataError(f"two columns named {twice[:40]!r} in {path}", "a name of its own for every column")
+        raise DataError(f"two columns named {twice[:40]!r} in {path}", "a different name for every column")
     return header
 
 

@@ -93,7 +93,7 @@ FIX = "save them with safetensors.torch.save_file(model.state_dict(), path)"
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """File of a model's initial weights; what they were trained on, only its owner knows."""
+    """File of a model's initial weights; the file does not say which data they were trained on."""
 
     file: str
     sha256: str
@@ -127,10 +127,11 @@ def load_initial(model: nn.Module, path: str | Path) -> tuple[nn.Module, Initial
     missing = next((key for key in own if key not in weights), None)
     if missing is not None:
         held = ", ".join(sorted(weights)[:4]) or "nothing"
-        raise DataError(f"{name} without {missing!r} (it holds {held})", "a tensor for every one of the model's", FIX)
+        raise DataError(f"{name} without {missing!r} (it holds {held})", "a tensor for every tensor of the model", FIX)
     for key, tensor in weights.items():
         if key not in own:
-            raise DataError(f"{key!r} in {name}, which the model has not", "the model's tensors and no other", FIX)
+            needed = "the tensors of the model and no others"
+            raise DataError(f"{key!r} in {name}, which the model does not have", needed, FIX)
         _check_tensor(tensor, own[key], f"{key!r} of {name}")
     started.load_state_dict({key: tensor.to(own[key].device) for key, tensor in weights.items()})
     numbers = sum(tensor.numel() for tensor in weights.values())
@@ -139,7 +140,7 @@ def load_initial(model: nn.Module, path: str | Path) -> tuple[nn.Module, Initial
 
 def _check_tensor(tensor: Tensor, own: Tensor, where: str) -> None:
     if tensor.shape != own.shape:
-        raise DataError(f"{where} of shape {list(tensor.shape)}", f"that of the model, {list(own.shape)}")
+        raise DataError(f"{where} of shape {list(tensor.shape)}", f"the shape of the model's tensor, {list(own.shape)}")
     if tensor.dtype != own.dtype:
         needed = f"{_type_name(own)}, as the model has it"
         raise DataError(f"{where} in {_type_name(tensor)}", needed, "convert it before saving")

@@ -127,14 +127,14 @@ class Predictions:
         """Targets as classes; real targets are refused."""
         found = labels_of(self.targets, self.losses)
         if found is None:
-            raise DataError("targets that are numbers", "classes", "use r2 or mae")
+            raise DataError("targets that are numbers", "targets that are classes", "use r2 or mae")
         return found
 
     @property
     def numbers(self) -> tuple[Array, Array]:
         """Real targets and predictions; classes are refused."""
         if labels_of(self.targets, self.losses) is not None:
-            raise DataError("targets that are classes", "numbers", "use auc, f1 or balanced_accuracy")
+            raise DataError("targets that are classes", "targets that are numbers", "use auc, f1 or balanced_accuracy")
         return self.targets.double().numpy(), self.outputs.reshape(self.targets.shape).double().numpy()
 
     @property
@@ -182,7 +182,7 @@ def _each_class(seen: Predictions, name: str, score: str, each: bool) -> dict[st
     present, scores = seen.one_vs_rest
     columns = [c for c in range(present.shape[1]) if 0 < present[:, c].sum() < len(present)]
     if not columns:
-        raise DataError(f"test records of one class only, for {name}", "at least two")
+        raise DataError(f"test records of one class only, for {name}", "test records of at least two classes")
     found = {c: _score(score, present[:, c], scores[:, c]) for c in columns}
     own = {f"{name}/{c}": value for c, value in found.items()} if each and len(found) > 1 else {}
     return {name: float(np.mean(list(found.values()))), **own}
@@ -241,7 +241,8 @@ class GroupAccuracy(Metric, kind="group_accuracy"):
 
     def values(self, seen: Predictions) -> dict[str, float]:
         if seen.groups is None:
-            raise DataError("test records without groups", "a public group of each", "Task.of(..., groups=...)")
+            fix = "Task.of(..., groups=...)"
+            raise DataError("test records without groups", "the public group of each test record", fix)
         right = predicted_classes(seen.outputs, seen.labels)[0] == seen.labels
         shares = {}
         for group in np.unique(seen.groups.numpy()).tolist():
@@ -314,7 +315,7 @@ def _call_metric(name: str, function: MetricFunction, seen: Predictions) -> dict
     taken = next((key for key in values if key in HISTORY), None)
     if taken is not None:
         found = f"metric {name!r} that returns {taken!r}, which the history has already"
-        raise DataError(found, "a name of its own", f'for one "my_{taken}"')
+        raise DataError(found, "a name that the history does not use", f'rename it, such as "my_{taken}"')
     return values
 
 

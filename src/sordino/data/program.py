@@ -30,7 +30,7 @@ from sordino.graph.capture import UNFIT, Function, Traced, Tracing, chained, dif
 from sordino.graph.captured import UntraceableError, flat, synthetic_batch, torch_written
 from sordino.graph.flow import Reason
 from sordino.layout import copied
-from sordino.parts.losses import Given, Loss, Targets, keeps_apart
+from sordino.parts.losses import FunctionLoss, Loss, Targets, is_record_wise
 from sordino.rng import forked_rng
 
 Trust = Literal["trusted"]
@@ -43,7 +43,9 @@ PLAIN = "layers of torch.nn and a loss of Sordino: no code of the user's own"
 OURS = ("torch.nn.modules.", "sordino.models.nets")  # modules whose forward is no code of the user's
 SIZES = (1, 11)  # batch sizes for which a captured graph is compared with the module
 _NEEDED = "code that is a graph of torch operations: no Python state, no branch on data"
-_FIX = 'write it so, or vouch for it with own_code = "trusted" ([task] of the file, Task.of(..., own_code="trusted"))'
+_FIX = (
+    'write such code, or vouch for it with own_code = "trusted" ([task] of the file, Task.of(..., own_code="trusted"))'
+)
 
 
 class GraphForward:
@@ -104,8 +106,8 @@ def _by_record(traced: Traced | None, scores: Tensor, *others: Tensor) -> Tensor
 class Program:
     """Model and loss of a task in the form that runs; of `x` and `y` only shape and type are read."""
 
-    def __init__(self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, word: Trust | None = None) -> None:
-        self.model, self.loss, self.word = model, loss, word
+    def __init__(self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, trust: Trust | None = None) -> None:
+        self.model, self.loss, self.trust = model, loss, trust
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.x, self.y = (side.new_empty(0, *side.shape[1:], device=device) for side in (x, y))
         self.known: dict[Any, Any] = {}
@@ -115,8 +117,8 @@ class Program:
 
     @property
     def trusted(self) -> bool:
-        """Whether the user's Python code runs on the records as it is, because the user vouches for it."""
-        return self.word is not None and not (self.plain and self.plain_loss)
+        """Whether Python code of the user runs on the records without a graph, because the user vouches for it."""
+        return self.trust is not None and not (self.plain and self.plain_loss)
 
     @property
     def plain(self) -> bool:
@@ -127,10 +129,10 @@ class Program:
     @property
     def plain_loss(self) -> bool:
         """Whether the loss is one of Sordino's or a layer of torch."""
-        given = self.loss.function if isinstance(self.loss, Given) else None
-        return keeps_apart(self.loss) or (isinstance(given, nn.Module) and torch_written(given))
+        given = self.loss.function if isinstance(self.loss, FunctionLoss) else None
+        return is_record_wise(self.loss) or (isinstance(given, nn.Module) and torch_written(given))
 
-    def running(self) -> nn.Module:
+    def training_model(self) -> nn.Module:
         """Return a copy of the model that runs its graph; layers and tensors keep their names."""
         made = _copy(self.model)
         if self.trusted or self.plain:
@@ -141,11 +143,11 @@ class Program:
         made.forward = GraphForward(made, self)
         return made
 
-    def judging(self) -> nn.Module:
+    def evaluation_model(self) -> nn.Module:
         """Return a copy in eval mode for public records; without a graph of that mode the module itself runs."""
         try:
             self.graph(False)
-            return self.running().eval()
+            return self.training_model().eval()
         except (PlanError, UntraceableError):
             return _copy(self.model).eval()
 
@@ -185,7 +187,7 @@ class Program:
             how += f"; {frozen} constant tensors stand in it as they were before training" if frozen else ""
         if unit == "client":
             return OwnCode(BY_CONSTRUCTION, how)
-        if self.apart:
+        if self.records_independent:
             return OwnCode(BY_CONSTRUCTION, f"{how}; every operation keeps the records of a batch apart")
         return OwnCode(PER_RECORD, f"{how}; run for each record by itself, for it has {self.reason}")
 
@@ -199,13 +201,13 @@ class Program:
             if differs(found.graph, _copy(self.model).train(), leaves, form) is not None:
                 self.known.clear()  # the model was changed after the capture
         _ = None if self.plain else self.graph(), self.losses
-        if unit == "record" and self.reason is not None and (self.reason.certain or not self._alone()):
+        if unit == "record" and self.reason is not None and (self.reason.certain or not self._runs_under_vmap()):
             what = "a model or a loss whose output for one record depends on the other records of the batch"
             needed = "layers and losses that keep the records of a batch apart"
             raise PlanError("mixing", f"{what} ({self.reason})", needed, "compare no record with another in it")
 
     @property
-    def apart(self) -> bool:
+    def records_independent(self) -> bool:
         """Whether it is proved that model and loss treat each record independently."""
         return not self.trusted and self.reason is None
 
@@ -219,14 +221,14 @@ class Program:
             model = self.graph().reason
         except UntraceableError as error:  # of torch's own layers no graph is needed to run them
             model = Reason(str(error))
-        if model is not None or keeps_apart(self.loss):
+        if model is not None or is_record_wise(self.loss):
             return model
         return self._loss_traced(self.loss.value, *self._scores()).reason
 
-    def _alone(self) -> bool:
+    def _runs_under_vmap(self) -> bool:
         """Return whether model and loss run record by record under vmap, checked on synthetic records."""
         x, y = self.sample(5)
-        model, losses = self.running().train(), self.losses
+        model, losses = self.training_model().train(), self.losses
 
         def one(x: Tensor, y: Tensor) -> Tensor:
             return losses(model(x[None]), y[None])[0]
@@ -275,15 +277,16 @@ class Program:
         return GraphLoss(self.loss, values, slopes, envelopes)
 
     def _loss_traced(self, function: Callable[..., Tensor], *inputs: Tensor) -> Traced:
-        given = function.__self__.function if isinstance(getattr(function, "__self__", None), Given) else function  # type: ignore[attr-defined]
-        module = given if isinstance(given, nn.Module) else Function(given)
+        loss = getattr(function, "__self__", None)
+        own = loss.function if isinstance(loss, FunctionLoss) else function
+        module = own if isinstance(own, nn.Module) else Function(own)
         found = self._sized(Tracing(module), "a loss", *inputs)
         if found.graph.writes and any(node.op == "get_attr" for node in found.graph.graph.nodes):
-            raise capture_error("a loss", "it may write into a tensor of its own")
+            raise capture_error("a loss", "it may write into one of its tensors")
         return found
 
     def _scores(self) -> tuple[Tensor, Tensor]:
-        model = self.running().eval()
+        model = self.training_model().eval()
         with torch.no_grad(), forked_rng():
             outputs = model(self.sample(2)[0])
         return outputs[:0], self.y
@@ -319,8 +322,9 @@ def refuse_layers(model: nn.Module, statistics: bool = True) -> None:
     for name, part in model.named_modules():
         if type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None:
             where = f"layer '{name}'" if name else "a model"
-            fix = "pass the module that torch.compile was given (compiled._orig_mod), and compile the result afterwards"
-            raise PlanError("per-record", f"{where} that torch.compile has compiled", "the module itself", fix)
+            fix = "pass the module before torch.compile (compiled._orig_mod), and compile the result afterwards"
+            needed = "a module that is not compiled"
+            raise PlanError("per-record", f"{where} that torch.compile has compiled", needed, fix)
         if statistics and isinstance(part, _NormBase) and part.track_running_stats:
             width, kind = part.num_features, type(part).__name__
             groups = next((g for g in (32, 16, 8, 4, 2) if width and width % g == 0), 1)
@@ -354,7 +358,7 @@ def check_loss(loss: Loss, outputs: Any, y: Tensor, name: str = "a loss") -> Non
     if not isinstance(values, Tensor) or values.shape != (len(y),):
         found = f"a loss of shape {list(getattr(values, 'shape', []))} for {len(y)} records"
         raise DataError(found, "one value per record", 'reduction="none" in the loss, as nn.CrossEntropyLoss takes it')
-    if not loss.has_slope or keeps_apart(loss):
+    if not loss.has_slope or is_record_wise(loss):
         return
     point = (outputs + torch.linspace(0.1, 0.2, outputs.numel()).view_as(outputs)).requires_grad_()  # past a kink
     wanted = torch.autograd.grad(loss.value(point, y).sum(), point)[0]

@@ -93,10 +93,11 @@ def check_public_source(path: str | Path, test: Any, **others: Any) -> None:
     """Refuse two declarations of public rows, and a test file that is the training file."""
     ways = [name for name, value in {"test": test, **others}.items() if value is not None]
     if len(ways) > 1:
-        raise ConfigError(" and ".join(ways), "one way to say which rows are public", f"drop {ways[0]}")
+        raise ConfigError(" and ".join(ways), "one declaration of which rows are public", f"drop {ways[0]}")
     if isinstance(test, str | Path) and Path(path).expanduser().resolve() == Path(test).expanduser().resolve():
         found = f"test = {Path(test).name!r}, which is the training file itself"
-        raise ConfigError(found, "a file of rows that may be public", "or drop test: no row is public then")
+        fix = "name another file, or drop test: no row is public then"
+        raise ConfigError(found, "a file of rows that may be public", fix)
 
 
 def with_public_fraction(data: Dataset, path: str | Path, fraction: float | None) -> Dataset:
@@ -104,7 +105,8 @@ def with_public_fraction(data: Dataset, path: str | Path, fraction: float | None
     if fraction is None:
         return data
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
-        raise ConfigError(f"public_test_fraction = {fraction!r}", "a share of the rows between 0 and 1", "say 0.2")
+        fix = "0.2 declares a fifth of the rows public"
+        raise ConfigError(f"public_test_fraction = {fraction!r}", "a share of the rows between 0 and 1", fix)
     with name_file(path):
         held = hold_out(data.x, data.y, data.groups, data.classes, share=fraction)
         if not len(held.test_y):
@@ -143,9 +145,11 @@ def select_records(data: Dataset, train: int | None, test: int | None, validatio
     """
     lazy = data.offsets is not None
     if lazy and (train is not None or validation):
-        raise ConfigError("train or validation of memory-mapped data", "all of its records", "write another folder")
+        fix = "write a folder of fewer records"
+        raise ConfigError("train or validation of memory-mapped data", "a folder that is used whole", fix)
     if validation and train is None:
-        raise ConfigError("validation = true without train", "how many records to train on", "add train = 50000 (say)")
+        fix = "add train = 50000, or another number"
+        raise ConfigError("validation = true without train", "the number of records to train on", fix)
     if validation and train is not None and 1 <= train < len(data.y):
         later = None if data.groups is None else data.groups[train:]
         data = replace(data, test_x=data.x[train:], test_y=data.y[train:], test_groups=later)
@@ -161,7 +165,7 @@ def select_records(data: Dataset, train: int | None, test: int | None, validatio
         test_x, test_y = check_records(test_x, test_y, test_groups, data.classes, "test_")
     if x.shape[1:] != test_x.shape[1:]:
         found = f"training records of shape {x.shape[1:]}, test records of {test_x.shape[1:]}"
-        raise DataError(found, "the same shape")
+        raise DataError(found, "training and test records of the same shape")
     return replace(data, x=x, y=y, groups=groups, test_x=test_x, test_y=test_y, test_groups=test_groups)
 
 
@@ -175,7 +179,7 @@ def check_records(x: Array, y: Array, groups: Ints | None, classes: int | None, 
     lengths = {"x": len(x), "y": len(y)} | ({} if groups is None else {"groups": len(groups)})
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{n} records in {part}{name}" for name, n in lengths.items())
-        raise DataError(found, "the same number in each")
+        raise DataError(found, "the same number of records in each array")
     if not len(y):
         raise DataError(f"no records in {part}y", "at least one", "five records or more can be split into two parts")
     if x.dtype == np.uint8:

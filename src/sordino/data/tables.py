@@ -51,7 +51,7 @@ class HistogramSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """Public declarations of one column; without any it holds numbers, none missing, that are not scaled."""
+    """Public declarations of one column of a table. The default: numbers, none missing, not scaled."""
 
     range: tuple[float, float] | None = None
     categories: tuple[str, ...] = ()
@@ -89,7 +89,8 @@ def column_declarations(columns: Any, ranges: Mapping[str, Any] | None = None) -
     tables = {str(name): table for name, table in (columns or {}).items()}
     twice = next((name for name in ranges or {} if name in tables), None)
     if twice is not None:
-        raise ConfigError(f"column {twice!r} both in ranges and in columns", "one of them", "drop it from ranges")
+        fix = "drop it from ranges"
+        raise ConfigError(f"column {twice!r} both in ranges and in columns", "one declaration of each column", fix)
     tables |= {name: {"range": pair} for name, pair in dict(ranges or {}).items()}
     return {name: _column(name, table, f"{place}.{name}") for name, table in tables.items()}
 
@@ -108,11 +109,13 @@ def _column(name: str, table: Any, where: str) -> Column:
         column.release(name)  # refuses wrong values
     given = [field.name for field in fields(column) if field.name != "missing" and getattr(column, field.name)]
     if column.categories and len(given) > 1:
-        raise ConfigError(f"{where} with {' and '.join(given)}", "categories, or numbers", "drop one of them")
+        fix = "drop one of the two declarations"
+        raise ConfigError(f"{where} with {' and '.join(given)}", "a column of categories, or one of numbers", fix)
     if len(set(column.categories)) < len(column.categories):
         raise ConfigError(f"{where}.categories = {brief_repr(list(column.categories))}", "every category once")
     if column.range is not None and column.quantiles is not None:
-        raise ConfigError(f"{where} with range and quantiles", "a public range, or a private one", "drop one of them")
+        fix = "drop range or quantiles"
+        raise ConfigError(f"{where} with range and quantiles", "a public range, or private quantiles", fix)
     uses = column.quantiles is not None or column.missing in FROM_HISTOGRAM
     if uses and column.histogram is None:
         what = "quantiles" if column.quantiles is not None else f"missing = {column.missing!r}"
@@ -223,7 +226,7 @@ class PendingColumn:
         return (low - release.low) / width, (high - release.low) / width, fill
 
     def apply(self, shares: Array, total: Array) -> Array:
-        """Scale shares to [-1, 1], imputed, [n]."""
+        """Scale the shares [n] of a column to [-1, 1]; missing values are imputed."""
         (low, high, fill), held = self._estimate(total), shares.astype(np.float64)
         scaled = np.clip(2 * (np.where(held < 0, fill or 0.0, held) - low) / (high - low) - 1, -1, 1)
         return scaled if fill is not None else np.where(held < 0, 0.0, scaled)
@@ -326,19 +329,20 @@ def table_options(
     """Return the checked options of a table."""
     if (path is None) == (files is None):
         found = "both path and files" if path is not None else "neither path nor files"
-        raise ConfigError(f"{found} of a table", "one of them", 'path = "a.csv", or files = "sites/*.csv"')
+        raise ConfigError(f"{found} of a table", "either path or files", 'path = "a.csv", or files = "sites/*.csv"')
     for key, given in (("target", target), ("groups", groups if groups is not None else "")):
         if not isinstance(given, str):
             raise ConfigError(f"{key} = {brief_repr(given)}", "the name of a column, in quotes")
     if files is not None and groups is not None:
-        raise ConfigError("files, a silo each, and groups", "one of them", "drop groups, or give one file as path")
+        fix = "drop groups, or give one file as path"
+        raise ConfigError("files, each a silo, and groups", "either one file per silo or a column of groups", fix)
     if ignore is not None and not (isinstance(ignore, list | tuple) and all(isinstance(one, str) for one in ignore)):
         raise ConfigError(f"ignore = {brief_repr(ignore)}", "a list of columns", 'ignore = ["id", "name"]')
     paths = (Path(str(path)),) if path is not None else _listed(files)
     names = tuple(path.stem for path in paths) if files is not None else ()
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"two files named {twice!r}", "a name of its own for every silo's file")
+        raise ConfigError(f"two files named {twice!r}", "a different name for the file of every silo")
     listed, words = isinstance(classes, list | tuple), tuple[str, ...]()
     if listed:
         words = tuple(str(word) for word in classes if type(word) in (str, int))

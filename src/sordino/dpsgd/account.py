@@ -35,7 +35,7 @@ from sordino.dpsgd.processes import ALONE, Ranks
 from sordino.dpsgd.settings import LoopRecord, Settings, read_record, write_record
 from sordino.errors import BudgetError, CertificateError, ConfigError, UserError, brief_repr
 from sordino.ledger.ledger import Ledger, Request
-from sordino.ledger.totals import Item, Standing
+from sordino.ledger.totals import Item, Statement
 from sordino.plan import Plan
 from sordino.version import versions
 
@@ -147,9 +147,9 @@ class Account:
 
     def facts(self, loop: Loop) -> Facts:
         """Return the facts that a certificate needs beside the plan."""
-        standing = None if self.ledger is None else self.ledger.standing(self.run)
+        statement = None if self.ledger is None else self.ledger.statement(self.run)
         known = Facts(self.settings.delta, self.settings.noise, self.steps, loop=loop, environment=(versions(),))
-        return replace(known, ledger=standing, earlier=self.earlier)
+        return replace(known, ledger=statement, earlier=self.earlier)
 
 
 _CHARGED_HERE: dict[str, dict[str, int]] = {}  # steps that this process has charged, by run and by account
@@ -206,10 +206,10 @@ class LedgerAccount:
             charged = [entry for run in runs for entry in _charges(ledger, run).items()]
         return sum(_length(job) * times for job, times in charged) - len(self.unused)
 
-    def standing(self, run: str) -> Standing | None:
+    def statement(self, run: str) -> Statement | None:
         """Return what the ledger has charged to the data set in total; None before this loop's first charge."""
         with Ledger.open(self.path) as ledger:
-            return ledger.standing(run) if _charges(ledger, run) else None
+            return ledger.statement(run=run) if _charges(ledger, run) else None
 
     def check(self, record: LoopRecord) -> None:
         """Refuse a checkpoint that was charged to another data set, or has more steps than this ledger contains."""

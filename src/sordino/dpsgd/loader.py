@@ -96,6 +96,7 @@ def grade_collate(loader: DataLoader[Any], refuse: bool) -> tuple[Grade, str]:
     No graph can be captured of a collate_fn; with `refuse`, an unknown one raises.
     """
     collate: Any = loader.collate_fn
+    collate = getattr(collate, "data_collator", collate)  # of the Trainer's RemoveColumnsCollator
     module = str(getattr(collate, "__module__", None) or type(collate).__module__)
     if module.partition(".")[0] in ("torch", "transformers"):
         return BY_CONSTRUCTION, ""
@@ -279,10 +280,12 @@ class PendingBatch:
         if self.piece is not None:
             raise PlanError(
                 "loop",
-                "a batch without a step" + (", an empty one" if not self.piece.size else ""),
+                "a batch without a step (left out, or its gradients accumulated)"
+                + (", an empty one" if not self.piece.size else ""),
                 "one optimizer.step() for each batch, empty ones too: a choice of batches would reveal their content",
-                "step on every batch; to inspect records read loader.dataset, and for larger batches raise batch_size, "
-                "with max_physical_batch_size for the memory",
+                "step on every batch; to inspect records read loader.dataset; to accumulate gradients give the "
+                "DataLoader the batch_size of all accumulated batches and make_private the small one as "
+                "max_physical_batch_size, and call step() after each piece: the last one moves the model",
             )
 
     def take(self) -> BatchPiece:
@@ -371,6 +374,8 @@ class PrivateLoader(DataLoader[Any]):
     A batch may be empty: its step is one of noise alone. With `max_size` a batch comes in pieces of at most that many
     records, and only the step after the last piece moves the model.
     """
+
+    _is_accelerate_prepared = True  # accelerate's prepare leaves it as it is: another loader draws other batches
 
     def __init__(
         self,

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten
 
-from sordino.certificate.build import certificate
+from sordino.accounting.accountant import check_delta
+from sordino.accounting.composition import Participation
+from sordino.certificate.build import certificate, line_entry
 from sordino.certificate.facts import Facts, Loop, OwnCode
 from sordino.data import lineage
 from sordino.data.lineage import declared_frozen
@@ -107,10 +109,10 @@ class PrivateOptimizer(Optimizer):
         """Number of noised steps so far."""
         return self.account.steps
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Add a piece's clipped gradients; after the last piece of a batch add noise, smooth, and take the step."""
-        if closure is not None:
-            raise _loop("step(closure)", "one backward pass, then step()", "call loss.backward() yourself")
+        with torch.enable_grad():
+            loss = None if closure is None else closure()  # the one backward pass, as Lightning has it
         self.recording.warning.end()
         self._check_loop()
         checks = DeviceChecks()
@@ -127,6 +129,7 @@ class PrivateOptimizer(Optimizer):
         self._report(lost)
         self._report_idle()
         self._add(total)
+        return loss
 
     def loss(self, output: Any, *targets: Any) -> Tensor:
         """Return the batch mean of make_private's `loss`; the loop calls backward() on the result."""
@@ -243,7 +246,9 @@ class PrivateOptimizer(Optimizer):
             raise _loop(found, "gradients that come from model(x) alone", fix)
         if recording.backwards > 1:
             found = f"{recording.backwards} backward passes before a step"
-            raise _loop(found, "one backward pass per step", "add the losses, then call backward() once")
+            fix = "add the losses, then call backward() once; to accumulate gradients over smaller passes, "
+            fix += "make_private(..., max_physical_batch_size=n), and step() after each piece"
+            raise _loop(found, "one backward pass per step", fix)
         if recording.backwards != 1 and recording.other_records is not None:
             found = f"a training pass over {recording.other_records} records, but the loader returned {piece.size}"
             raise _loop(found, "model(x) with the x of the private loader", "pass the whole batch unchanged")
@@ -290,6 +295,14 @@ class PrivateOptimizer(Optimizer):
         self.noise_state.load(record.secret)
         self.pending.reset()
         self.recording.forget()
+
+    def get_epsilon(self, delta: float | None = None) -> float:
+        """Return the certificate's epsilon (all planned steps, or those taken if more) at delta, by default its own."""
+        settings, delta = self.account.settings, self.account.settings.delta if delta is None else delta
+        check_delta(delta, settings.records.size(0), override=True)
+        steps = max(settings.steps, self.steps)
+        found: float = line_entry(settings.plan.cost(Participation(steps, steps)).line("models"), delta)["epsilon"]
+        return found
 
     def certificate(self) -> dict[str, Any]:
         """Return the loop's certificate: epsilon of all planned steps, or of all steps taken if these are more."""

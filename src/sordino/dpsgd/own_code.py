@@ -48,7 +48,7 @@ from sordino.parts.losses import (
     Logistic,
     LossFunction,
     Mse,
-    keeps_apart,
+    is_record_wise,
     loss_of,
 )
 from sordino.rng import at_global_rng_state, global_rng_state
@@ -158,7 +158,7 @@ def named_loss(kind: str, model: nn.Module) -> tuple[PerRecord, bool]:
         logits = output if isinstance(output, Tensor) else output.logits
         return own(logits[:, :-1], labels[:, 1:]) if shift else own(logits, labels)
 
-    return each, keeps_apart(own)
+    return each, is_record_wise(own)
 
 
 class RecordLoss(TracedFunction):
@@ -289,26 +289,50 @@ def _refuse_mixing(together: Tensor, alone: Tensor, alike: bool = True) -> None:
         raise PlanError("reduction", found, "a function of one record's output and target", fix)
 
 
-def _tokens(out: Tensor, y: Tensor) -> Tensor:
+def _classes(out: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
+    return F.cross_entropy(out, y, reduction="none", label_smoothing=smoothing)
+
+
+def _tokens(out: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return the token cross-entropies of logits [b, T, V] and labels [b, T], flattened."""
     if out.dim() != y.dim() + 1 or y.dim() < 2:
         raise ValueError("no tokens")
-    return F.cross_entropy(out.flatten(0, -2), y.flatten(), reduction="none")
+    return _classes(out.flatten(0, -2), y.flatten(), smoothing)
+
+
+def _next_tokens(out: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
+    return _tokens(out[:, :-1], y[:, 1:], smoothing)
 
 
 CROSS = CrossEntropy()
 KNOWN: dict[str, LossFunction] = {
     **{loss.kind: loss for loss in (CROSS, Mse(), Absolute(), Logistic(), Hinge())},
     "cross_entropy of tokens": _tokens,
-    NEXT: lambda out, y: _tokens(out[:, :-1], y[:, 1:]),
+    NEXT: _next_tokens,
     "nll": lambda out, y: F.nll_loss(out, y, reduction="none"),
     "huber": lambda out, y: F.huber_loss(out, y.reshape(out.shape), reduction="none"),
 }
+
+SMOOTHED = " with label smoothing "
+_SMOOTHED: dict[str, Callable[..., Tensor]] = {
+    CROSS.kind: _classes,
+    "cross_entropy of tokens": _tokens,
+    NEXT: _next_tokens,
+}
+
+
+def known_loss(name: str) -> LossFunction:
+    """Return a known loss; under label smoothing s a record's is (1 - s) of its label's and s of the classes' mean."""
+    base, _, smoothing = name.partition(SMOOTHED)
+    return partial(_SMOOTHED[base], smoothing=float(smoothing)) if smoothing else KNOWN[base]
 
 
 def has_ignored_targets(target: Tensor | None) -> bool:
     """Return whether some targets have the ignored label, so that a mean divides by the number of the others."""
     return target is not None and target.dtype == torch.int64 and bool((target == IGNORED).any())
+
+
+MOST_LOSSES = 3  # that one after the other may be taken for the loop's: each fits all batches before it
 
 
 @codec.hides_values
@@ -349,6 +373,14 @@ class OutputGradient:
             return self
         return replace(self, output=self.output[good], target=self.target[good], slope=self.slope[good])
 
+    def first_records(self) -> OutputGradient:
+        """Return a copy of the first records, of at most a million entries; none where one record has more."""
+        assert self.slope is not None
+        assert self.target is not None
+        count = 2**20 // max(1, self.output[0].numel()) if len(self.output) else 0
+        output, target, slope = (part[:count].clone() for part in (self.output, self.target, self.slope))
+        return replace(self, output=output, target=target, slope=slope, due=None)
+
     def summed_slope(self, name: str) -> Tensor | None:
         """Return d (summed known loss) / d output; None if that loss does not apply to this output and target."""
         output, target = self.output, self.target
@@ -359,21 +391,37 @@ class OutputGradient:
             try:
                 if name == CROSS.kind and plain and not self.ignored:
                     return CROSS.slope(output, target)
-                return torch.autograd.grad(KNOWN[name](point, target).sum(), point)[0]
+                return torch.autograd.grad(known_loss(name)(point, target).sum(), point)[0]
             except (RuntimeError, ValueError, IndexError):
                 return None
 
     def recognise(self) -> tuple[str, float] | None:
         """Return the known loss whose summed gradient is proportional to the observed gradient, and the factor."""
+        names = (*KNOWN, *(f"{base}{SMOOTHED}{found}" for base in _SMOOTHED if (found := self._smoothing(base))))
+        return next(((name, factor) for name in names if (factor := self._factor(name))), None)
+
+    def _factor(self, name: str) -> float | None:
+        """Return slope / slope of the known loss; None where they are not proportional."""
         assert self.slope is not None
-        for name in KNOWN:
-            expected = self.summed_slope(name)
-            if expected is None or expected.shape != self.slope.shape or not bool(expected.any()):
-                continue
-            factor = float((self.slope * expected).sum() / expected.square().sum())
-            if factor and _proportional(self.slope, factor * expected):
-                return name, factor
-        return None
+        expected = self.summed_slope(name)
+        if expected is None or expected.shape != self.slope.shape or not bool(expected.any()):
+            return None
+        factor = float((self.slope * expected).sum() / expected.square().sum())
+        return factor if factor and _proportional(self.slope, factor * expected) else None
+
+    def _smoothing(self, base: str) -> float | None:
+        """Return the label smoothing s that fits slope = f (1 - s) plain + f s uniform best, in whole hundredths."""
+        pair = [self.summed_slope(f"{base}{SMOOTHED}{share}") for share in (0.0, 1.0)]
+        if self.slope is None or any(one is None or one.shape != self.slope.shape for one in pair):
+            return None
+        plain, uniform = (one.double().flatten() for one in pair if one is not None)
+        a, b, c, slope = plain @ plain, plain @ uniform, uniform @ uniform, self.slope.double().flatten()
+        plain_share, uniform_share = (
+            c * (plain @ slope) - b * (uniform @ slope),
+            a * (uniform @ slope) - b * (plain @ slope),
+        )
+        found = round(float(uniform_share / (plain_share + uniform_share)), 2) if a * c > b * b else 0.0
+        return found if 0 < found < 1 else None
 
 
 class LossCheck:
@@ -389,6 +437,7 @@ class LossCheck:
         self.found = self.DECLARED
         self.first: tuple[int, float] | None = None  # size and factor of the first batch
         self.known: tuple[str, float] | None = None  # the loss, and the constant c
+        self.examples: list[OutputGradient] = []  # some records of the batches in which it was recognised
 
     def due(self, seen: OutputGradient) -> Tensor | None:
         """Return the gradient of the recognised loss; None if no known loss fits."""
@@ -398,12 +447,19 @@ class LossCheck:
         if not seen.agrees:
             finite = seen.finite()
             if self.known is None:
-                self.known = self._recognise(finite)
+                self.known, self.examples = self._recognise(finite), [finite.first_records()]
             elif not self._agrees(finite):
-                other = self._recognise(finite)  # of two losses that looked alike so far, it is the other one
-                if other is not None and _near(other[1], self.known[1]):
-                    self.known = other
+                self._reconsider(finite)
         return self._slope(seen)
+
+    def _reconsider(self, seen: OutputGradient) -> None:
+        """Take another loss for the known one if the two looked alike so far: else the loop chooses it by its batch."""
+        before, self.known = self.known, self._recognise(seen)
+        alike = self.known is not None and all(len(one.output) and self._agrees(one) for one in self.examples)
+        if alike and len(self.examples) < MOST_LOSSES:
+            self.examples.append(seen.first_records())
+        else:
+            self.known = before
 
     def _recognise(self, seen: OutputGradient) -> tuple[str, float] | None:
         assert seen.slope is not None
@@ -477,7 +533,7 @@ class LossCheck:
 
     def _check_reduction(self, name: str, factor: float, seen: OutputGradient) -> None:
         assert seen.target is not None
-        target, size = seen.target[:, 1:] if name == NEXT else seen.target, seen.size
+        target, size = seen.target[:, 1:] if name.startswith(NEXT) else seen.target, seen.size
         if has_ignored_targets(target) and _near(factor * float((target != IGNORED).sum()), 1.0):
             found = f"a mean over all targets of the batch that are not {IGNORED}, whose number depends on all records"
             raise PlanError("reduction", found, _TERM, _SURE)

@@ -92,6 +92,7 @@ def make_private(
         raise ConfigError(f"loss and reduction = {reduction!r}", "only one of the two: optimizer.loss is always a mean")
     if max_physical_batch_size is not None and max_physical_batch_size < 1:
         raise ConfigError(f"max_physical_batch_size = {max_physical_batch_size}", "a whole number of at least 1")
+    _refuse_prepared(model, optimizer, loader)
     model, size = unwrapped(model), _check_loader(loader)
     shards = Shards(model)
     refuse_layers(model, statistics=False)
@@ -126,6 +127,15 @@ def make_private(
     private.records, private.shards = records, shards
     private.batch_code = lambda: [collate, *([] if change is None else [change.grade])]
     return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change)
+
+
+def _refuse_prepared(*parts: Any) -> None:
+    """Refuse what accelerate has prepared: its loader and optimizer leave out batches and steps of their own."""
+    for part in parts:
+        if type(part).__module__.startswith("accelerate.") or "_original_forward" in vars(part):
+            found = f"a {type(part).__name__} that accelerator.prepare has prepared"
+            fix = "accelerator.prepare(*make_private(model, optimizer, loader, ...)), in this order"
+            raise ConfigError(found, "the model, the optimizer and the DataLoader themselves", fix)
 
 
 def _join_ranks(

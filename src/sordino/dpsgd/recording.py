@@ -97,12 +97,18 @@ def _live(item: Any) -> bool:
 
 
 class RecordedForward:
-    """The model's `forward` during a private loop; copies and pickles of the model have the user's forward."""
+    """The model's `forward` during a private loop; copies and pickles of the model have the user's forward.
+
+    Under torch.compile it runs as it is, uncompiled: the per-record passes are no graph of torch.compile's.
+    """
 
     def __init__(self, recording: Recording) -> None:
-        self.recording = recording
+        self.recording, self.run = recording, torch.compiler.disable(self._run)  # type: ignore[no-untyped-call]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         self.recording.guard.inside += 1
         try:
             return self.recording.run(args, kwargs)

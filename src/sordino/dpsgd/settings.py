@@ -38,7 +38,7 @@ from sordino.parts.releases import CentralNoise, Release
 from sordino.parts.server_optimizers import TorchOptimizer
 from sordino.parts.strategies import Strategy
 from sordino.plan import Plan
-from sordino.recipes.record_level import one_holder
+from sordino.recipes.record_level import single_silo
 from sordino.rng import Mode
 
 Reduction = Literal["mean", "sum"]
@@ -127,7 +127,7 @@ def loop_plan(
         raise ConfigError(f"clip_norm = {clip_norm}", "a positive finite number", "1.0 is a good start")
     first, noise = optimizer.param_groups[0], Gaussian(1.0)
     momentum = first["momentum"] if isinstance(optimizer, SGD) and strategy is not None else None
-    return one_holder(
+    return single_silo(
         TorchOptimizer(f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", momentum),
         rounds=epochs * steps_per_epoch(records),
         records=records,

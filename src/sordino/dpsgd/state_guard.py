@@ -213,7 +213,8 @@ def module_state(
 
 def _of_attribute(name: str, item: Any, full: bool, known: set[int], depth: int) -> Iterator[tuple[str, Any]]:
     if isinstance(item, _VALUES):
-        yield name, item
+        if not (item is True and name.endswith("'_is_accelerate_prepared'")):  # accelerator.prepare sets that flag
+            yield name, item
         return
     if id(item) in known or not depth or isinstance(item, _OPAQUE):
         return

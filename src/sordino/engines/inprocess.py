@@ -24,7 +24,7 @@ from sordino.errors import PartError, PlanError
 from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public, finite_rows
 from sordino.parts.gradients import Objective
-from sordino.parts.local_solvers import Coins, LocalSolver, Work
+from sordino.parts.local_solvers import LocalSolver, NoiseStream, Work
 from sordino.parts.releases import own_message
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
@@ -149,12 +149,12 @@ class InProcessWorker(Worker):
         sizes = [self.task.clients.size(int(c)) for c in clients]
         each = zip(sizes, streams, clients, strict=True)
         drawn = [self.plan.local.indices(size, rng, t, int(c)) for size, rng, c in each]
-        generators = self.noise_streams([(self.plan, self.streams, int(c)) for c in clients], t)
+        noise = self.noise_streams([(self.plan, self.streams, int(c)) for c in clients], t)
         batches = self.reader.batches(clients, drawn)
         state = self._ordered(self.client_states.of(clients, start), inward=True)
         if public.broadcast:
             public = replace(public, broadcast={name: self.objective.inward(v) for name, v in public.broadcast.items()})
-        work = Work(self.objective, own, batches, len(clients), public, generators, state)
+        work = Work(self.objective, own, batches, len(clients), public, noise, state)
         if self.path == "batched":
             rows = self.plan.local.solve(work)
         else:
@@ -182,11 +182,11 @@ class InProcessWorker(Worker):
             return self.objective.outward(rows)
         return torch.cat([self.objective.outward(part.contiguous()) for part in torch.split(rows, size, 1)], 1)
 
-    def noise_streams(self, owners: Sequence[tuple[Plan, Streams, int]], t: int) -> list[Coins]:
+    def noise_streams(self, owners: Sequence[tuple[Plan, Streams, int]], t: int) -> list[NoiseStream]:
         """Return the clients' random streams for local noise; an empty list where the local solver draws no noise."""
         if not self.noisy:
             return []
-        return [Coins(c, streams.at(t, "local noise", c), plan.local) for plan, streams, c in owners]
+        return [NoiseStream(c, streams.at(t, "local noise", c), plan.local) for plan, streams, c in owners]
 
     def _slopes(self, clients: Cohort, job: ClientJob) -> Tensor:
         """Return each client's full-batch gradient [m, d] at the round's start; zero for a client without records."""

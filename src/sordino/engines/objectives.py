@@ -46,14 +46,16 @@ class OneClient:
 
     def __init__(self, task: Task, rng: np.random.Generator | None = None, any_order: bool = True) -> None:
         self.layout, self.program = task.layout, task.program
-        self.model, self.losses = self.program.running().train(), self.program.losses
+        self.model, self.losses = self.program.training_model().train(), self.program.losses
         self.row = torch.empty(1, self.layout.size, device=task.device)
         self.slope = torch.zeros(1, self.layout.size, device=task.device)
         self.any_order = any_order
         self.layout.bind(self.model, self.row[0], self.slope[0], channels_last=any_order)
         self.records: RecordSums | None = None
         whole = self.layout.trainable == self.layout.size and not has_mixing_layer(task.model)
-        one_pass = whole and (self.program.trusted or self.program.apart)  # all is trained, records are independent
+        one_pass = whole and (
+            self.program.trusted or self.program.records_independent
+        )  # all is trained, records are independent
         self.fast = ClippedGradient(self.model, self.losses, rng) if one_pass else None
         self.compared = self.program.trusted  # whether `fast` was compared with `RecordSums` on synthetic records
         self.state = state_guard(self.model, self.layout.tensors(self.model))
@@ -113,7 +115,7 @@ class OneClient:
     def _record_sums(self, w: Tensor, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         if self.records is None:
             self.program.check("record")
-            self.records = RecordSums(self.program.running().train(), self.losses, self.layout)
+            self.records = RecordSums(self.program.training_model().train(), self.losses, self.layout)
         return self.records.sum(self.outward(w)[0], x, y, ball)
 
     def _compared(self) -> ClippedGradient | None:
@@ -175,7 +177,7 @@ class ManyClients(Copies):
 
     def __init__(self, task: Task) -> None:
         self.layout, self.program = task.layout, task.program
-        self.model, losses = self.program.running().train(), self.program.losses
+        self.model, losses = self.program.training_model().train(), self.program.losses
 
         def mean_loss(named: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
             values = losses(functional_call(self.model, named, (x,)), y)
@@ -322,12 +324,12 @@ def can_batch(task: Task) -> bool:
             many.gradient(start, Batch(torch.stack([x, x]), torch.stack([y, y])))
     except (RuntimeError, ValueError, NotImplementedError, UserWarning):
         return False
-    return task.program.apart
+    return task.program.records_independent
 
 
 def step_flops(task: Task, batch: int) -> float:
     """Return the floating-point operations of one local step (forward and backward) on `batch` records."""
-    model, total = task.program.running().train(), 0.0
+    model, total = task.program.training_model().train(), 0.0
 
     def count(module: nn.Module, _inputs: Any, output: Any) -> None:
         nonlocal total

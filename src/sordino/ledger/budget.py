@@ -1,22 +1,20 @@
 """Budgets of clients, and charges of deployed runs. Called by the loop, by servers and by silos.
 
 `Filter` refuses the round in which a client would exceed its budget. Each participation is one release without
-amplification (whoever meters it sees who takes part), so a budget is worth a fixed number of rounds: the most for which
-accounting proves (epsilon, delta). Counting against a fixed number is safe even when later cohorts depend on earlier
-releases: the k-fold composition is what was proved.
+amplification (who enforces the budget sees who takes part), so a budget allows a fixed number of rounds: the largest
+one for which accounting proves (epsilon, delta). Counting against a fixed number is safe even if later cohorts depend
+on earlier releases, since the bound is that of k-fold composition.
 
-`SiloCost` is what one silo is charged by its ledger. A silo sees the rounds that it is in and no others. So a line that
-rests on the server's sampling (amplified because nobody knows which rounds a client was in) is charged whole at
-admission; so is a release whose noise is one event for the whole run. Everything else is charged round by round: a
-round without the silo does not use its data.
+`SiloCost` is the cost that a silo charges to its ledger. A silo sees only the rounds in which it takes part. So a cost
+that relies on amplification by the server's secret sampling is charged at admission for the whole run, and so is a
+release whose noise is one event for the whole run. Every other cost is charged round by round.
 
-`ClientCharges` is how often the server has charged each client, by its own charges and by the silos' receipts:
+`ClientCharges` counts on the server how often each client was charged, from requests and from the silos' receipts:
 
-    charges of a client = max(its last receipt + asked since then - refused since then,  what the server knows itself)
+    charges of a client = max(last receipt + requests since - refusals since,  lower bound that the server knows)
 
-The same job again is the same bytes and no new charge, where a silo stores what it has sent. What the server knows
-itself: a client that has answered k rounds was charged for k of them; and where the server draws the noise, every round
-that it has run is a release, whatever silos stored.
+A repeated job is answered with stored bytes, without a new charge, where silos store their messages. The lower bound is
+the number of rounds that the client has answered or, where the server draws the noise, all rounds that have run.
 """
 
 from __future__ import annotations
@@ -29,18 +27,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.accounting import calibration
+from sordino.accounting import calibration, composition
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.calibration import Budget
-from sordino.accounting.composition import (
-    Adversary,
-    Cost,
-    Line,
-    Participation,
-    reads_of,
-    record_patterns,
-    with_preparations,
-)  # fmt: skip
+from sordino.accounting.composition import Adversary, Cost, Line, Participation
 from sordino.accounting.events import Unprotected
 from sordino.errors import BudgetError, PlanError, UnreachableError
 from sordino.ledger.ledger import Request
@@ -55,46 +45,42 @@ Counts = NDArray[np.int64]  # by client
 UNLIKELY = 1e-6
 
 
-def _steps(plan: Plan) -> int:
-    """Return how many releases of records one round has."""
+def _releases_per_round(plan: Plan) -> int:
     spent = plan.local.bound()
     return spent.count if isinstance(spent, AlreadyPrivate) else 1
 
 
-# ---- a budget per client --------------------------------------------------------------------------------------------
-
-
+# ---- a budget per client
 @dataclass(frozen=True)
 class Filter:
-    """Privacy filter: `allowed` and `spent` rounds of every client.
+    """Privacy filter: number of `allowed` and of `spent` rounds of every client.
 
-    Where the batches of an epoch are disjoint, releases of one record are counted: a round costs for the epochs that it
-    begins, or, if it is run again, for all that it touches.
+    Where the batches of an epoch are disjoint, releases of one record are counted instead of rounds: a round costs one
+    for each epoch that it begins or, if the round is repeated, for each epoch that it reads from.
     """
 
     allowed: Counts
     spent: Counts = field(repr=False)
     epochs: Epochs | None = field(default=None, repr=False)
-    elsewhere: ClientCharges | None = field(default=None, repr=False)  # of clients with ledgers of their own
+    elsewhere: ClientCharges | None = field(default=None, repr=False)  # where every client has its own ledger
 
     def check(self, cohort: Cohort, t: int = 0) -> None:
-        """Refuse a cohort in which a client has no round left; nothing of the round has happened yet."""
+        """Refuse the cohort of round t if a client has no budget left for it; called before the round starts."""
         over = cohort[self.spent[cohort] + self._cost(cohort, t) > self.allowed[cohort]]
         if len(over):
             first = int(over[0])
             raise BudgetError(
-                f"the next round would overspend the budget of {len(over)} client(s), first client {first}, "
-                f"whose budget is worth {self.allowed[first]} round(s); the round was not run",
+                f"the next round would exceed the budget of {len(over)} client(s), first client {first}, "
+                f"whose budget allows {self.allowed[first]} round(s); the round was not run",
                 refused=(t, cohort),
             )
 
     def charge(self, cohort: Cohort, t: int = 0) -> None:
-        """Check a round, then count it."""
         self.check(cohort, t)
         self.ask(cohort, t)
 
     def ask(self, cohort: Cohort, t: int) -> None:
-        """Count a round that is charged, whatever the budget; also for rounds replayed from a charge log."""
+        """Count a charged round without a check of the budget; also for rounds replayed from a charge log."""
         self.spent[cohort] += self._cost(cohort, t)
         if self.epochs is not None:
             self.epochs.note(cohort, t)
@@ -102,9 +88,9 @@ class Filter:
             self.elsewhere.ask(cohort, t)
 
     def add_receipts(self, refused: Iterable[int], charged: Iterable[tuple[int, int]], t: int) -> None:
-        """Correct round t by the silos' receipts: a refusal costs nothing; a killed silo may have charged twice.
+        """Correct the counts of round t by receipts: a refusal costs nothing; a killed silo may charge twice.
 
-        Where epochs are counted, a charge beyond those that were asked for is taken for a whole round anew.
+        Where epochs are counted, every charge beyond the requested ones counts as one whole round.
         """
         if self.elsewhere is None:
             return
@@ -117,14 +103,14 @@ class Filter:
             self.spent[:] += np.maximum(beyond, 0) * self.epochs.steps
 
     def _cost(self, cohort: Cohort, t: int) -> Counts:
-        """Return the new releases of one record of each client in round t; a job that is sent again is none."""
+        """Return the number of new releases of each client in round t; a repeated job has none."""
         cost = np.ones(len(cohort), dtype=np.int64) if self.epochs is None else self.epochs.begun(cohort, t)
         return cost if self.elsewhere is None else np.where(self.elsewhere.again(cohort, t), 0, cost)
 
 
 @dataclass(frozen=True)
 class Epochs:
-    """Which epochs of its records a silo has read: the last one, and the rounds it was in."""
+    """Epochs of every silo's records so far: the last epoch that was read, and the rounds in which each silo was."""
 
     reads: RecordSampler
     steps: int  # of a silo in one round
@@ -132,43 +118,43 @@ class Epochs:
     read: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
 
     def begun(self, cohort: Cohort, t: int) -> Counts:
-        """Return how many epochs round t begins for each client; all that it touches, if it is run again."""
+        """Return how many epochs round t begins for each client; if repeated, how many it reads from."""
         first, end = self._touched(cohort, t)
         again = self.read[t][cohort] if t in self.read else np.zeros(len(cohort), dtype=np.bool_)
         cost: Counts = np.where(again, end - first + 1, end - np.maximum(self.last[cohort], first - 1))
         return cost
 
     def note(self, cohort: Cohort, t: int) -> None:
-        """Note that round t was run with a cohort."""
         self.last[cohort] = np.maximum(self.last[cohort], self._touched(cohort, t)[1])
         self.read.setdefault(t, np.zeros(len(self.last), dtype=np.bool_))[cohort] = True
 
     def _touched(self, cohort: Cohort, t: int) -> Counts:
-        """Return the first and last epoch [2, m] of a round's steps."""
+        """Return the first and the last epoch [2, m] that round t reads, for each of m clients."""
         ends = (t * self.steps, (t + 1) * self.steps - 1)
         return np.asarray([[self.reads.epoch(step, int(silo)) for silo in cohort] for step in ends], dtype=np.int64)
 
 
 def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None = None) -> Filter:
-    """Return the filter of a plan whose cohorts are visible; `own` gives single clients budgets of their own."""
+    """Return the filter of a plan whose cohorts are visible; `own` overrides the budget of single clients."""
     if plan.clients.random and not {"cohort", "messages"} & plan.release.sees:  # of either unit
-        found = "a budget per client where the cohort is secret"
+        found = "a budget per client where the cohort is secret, so that a refused round would reveal the cohort"
         needed = "a release that shows the cohort (noise_shares, local_noise), or a public sampler"
-        raise PlanError("client budget", found, needed, "refusing a round would tell who was in it")
+        raise PlanError("client budget", found, needed, "change release or sampler, or drop the client budgets")
     digest, population, reads = plan.hash, plan.clients.population, plan.local.reads
-    differ = bool(own) or len(plan.forecast.of("cohort")) > 1  # else the rounds of one client are those of all
+    differ = bool(own) or len(plan.forecast.of("cohort")) > 1  # else all clients have the same number of rounds
     kinds = range(population if differ else 1)
-    worth = [_worth(plan, digest, client, (own or {}).get(client, budget)) for client in kinds]
+    worth = [_max_rounds(plan, digest, client, (own or {}).get(client, budget)) for client in kinds]
     allowed = np.full(population, worth[0]) if len(worth) < population else np.asarray(worth)
-    nothing = np.zeros(population, dtype=np.int64)
-    epochs = Epochs(reads, _steps(plan), nothing - 1) if reads is not None and reads.disjoint else None
+    nothing, disjoint = np.zeros(population, dtype=np.int64), reads is not None and reads.disjoint
+    epochs = Epochs(reads, _releases_per_round(plan), nothing - 1) if reads is not None and disjoint else None
     return Filter(allowed.astype(np.int64), nothing, epochs)
 
 
 def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) -> None:
-    """Refuse a plan that cannot be run to its end within a budget: it would stop there, for sure.
+    """Refuse a plan that client budgets would certainly stop before its last round.
 
-    Public cohorts are counted. Random ones are refused where a client keeps within its rounds with probability < 1e-6.
+    Public cohorts are counted. With random cohorts a plan is refused if some client stays within its allowed rounds
+    with probability below 1e-6.
     """
     needed, allowed = _needed(plan, budget), budget.allowed
     if plan.clients.random:
@@ -182,20 +168,22 @@ def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) ->
     first = int(over[0])
     who = repr(names[first]) if names else str(first)
     often = "about " * plan.clients.random + f"{needed[first]:.4g}"
-    found = f"{plan.rounds} rounds of which client {who} is in {often}, and a budget worth {allowed[first]} for it"
+    found = f"{plan.rounds} rounds, {often} of them with client {who}, whose budget allows {allowed[first]}"
     fix = "fewer rounds, more noise (sordino calibrate), or a larger budget"
-    raise PlanError("client budget", found, "a plan that its budgets can afford", fix)
+    raise PlanError("client budget", found, "a plan within the clients' budgets", fix)
 
 
 def _needed(plan: Plan, budget: Filter) -> NDArray[np.float64]:
-    """Return the planned rounds of every client or, where epochs are counted, releases of one of its records."""
+    """Return each client's planned number of rounds or, where epochs are counted, of releases of one record."""
     turns = plan.clients.participations(plan.rounds)
     if budget.epochs is None:
         return turns
     planned = [Participation(plan.rounds, math.ceil(n)) for n in turns]
     if plan.release.correlated:
         parts = (plan.clients, plan.local, plan.release)
-        return np.asarray([reads_of(*parts, one, silo) for silo, one in enumerate(planned)], dtype=np.float64)
+        return np.asarray(
+            [composition.reads_of(*parts, one, silo) for silo, one in enumerate(planned)], dtype=np.float64
+        )
     rounds = replace(plan, prepare=())
     lines = [rounds.cost(one, silo).line("cohort") for silo, one in enumerate(planned)]
     return np.asarray([sum(count for _, count in line.entries) for line in lines], dtype=np.float64)
@@ -204,8 +192,8 @@ def _needed(plan: Plan, budget: Filter) -> NDArray[np.float64]:
 _KNOWN: dict[tuple[str, Line, Budget], int] = {}  # clients with the same line are computed once
 
 
-def _worth(plan: Plan, digest: str, client: int, budget: Budget) -> int:
-    """Return the most rounds whose cost is within a client's budget; 0 if even one costs more."""
+def _max_rounds(plan: Plan, digest: str, client: int, budget: Budget) -> int:
+    """Return the largest number of rounds whose cost is within a client's budget."""
     key = digest, plan.forecast.line("cohort", client), budget
     if key not in _KNOWN:
         try:
@@ -216,24 +204,22 @@ def _worth(plan: Plan, digest: str, client: int, budget: Budget) -> int:
 
 
 def _line(plan: Plan, client: int, n: int) -> Line:
-    """Return the cost of n rounds of a client; where batches of an epoch are disjoint, of n releases of one record."""
+    """Return the cost of n rounds of a client or, where batches of an epoch are disjoint, n releases of one record."""
     if plan.local.reads is None or not plan.local.reads.disjoint:
         return plan.cost(Participation(max(n, plan.rounds), n), client).line("cohort")
     line = replace(plan, prepare=()).cost(Participation(plan.rounds, plan.rounds), client).line("cohort", client)
     if plan.release.correlated:
-        allowed = record_patterns(plan.clients, plan.local, plan.rounds, n, client)
+        allowed = composition.record_patterns(plan.clients, plan.local, plan.rounds, n, client)
         line = replace(line, entries=plan.release.run_events(allowed))
     else:
         line = replace(line, entries=tuple((event, n) for event, _ in line.entries))
-    return with_preparations(Cost(plan.unit, (line,)), plan.prepare, plan.release, 1).lines[0]
+    return composition.with_preparations(Cost(plan.unit, (line,)), plan.prepare, plan.release, 1).lines[0]
 
 
-# ---- charges of deployed runs ---------------------------------------------------------------------------------------
-
-
+# ---- charges of deployed runs
 @dataclass(frozen=True)
 class SiloCost:
-    """Cost of a plan on one silo's data, to one adversary, as charges to its ledger."""
+    """Cost of a plan for one silo's data against one adversary, as charges to the silo's ledger."""
 
     plan: Plan
     silo: int
@@ -241,19 +227,19 @@ class SiloCost:
 
     @property
     def whole(self) -> bool:
-        """Whether the run is charged at admission."""
+        """Whether the whole run is charged at admission."""
         plan = self.plan
         hidden = plan.clients.random and plan.clients.amplifies and plan.release.hides_cohort(plan.clients)
         return plan.release.correlated or (self.adversary == "models" and plan.unit == "client" and hidden)
 
     @property
     def jobs(self) -> int:
-        """How many messages the charge at admission covers: one for each round in which sampling may take this silo."""
+        """Number of messages that the charge at admission covers: one for each round that may sample this silo."""
         return self.plan.clients.amplified_rounds(self.plan.rounds) if self.whole else 0
 
     @property
     def asked(self) -> Request:
-        """Request for admission: all planned rounds; of random cohorts, as many as this silo is in on average."""
+        """Request for admission: all planned rounds; with random cohorts the expected number of this silo's rounds."""
         line = self.plan.forecast.line(self.adversary, self.silo)
         if self.whole:
             items = tuple(Item(event, count) for event, count in line.entries if count)
@@ -266,8 +252,8 @@ class SiloCost:
         return Request(self.plan.unit, line.relation, items, self.plan.hash)
 
     def job(self, t: int) -> tuple[Item, ...]:
-        """Return the cost of one message of round t; of a run that is charged whole, of one that is drawn again."""
-        if self.plan.release.correlated:  # a round that is drawn again has no bound
+        """Return the cost of one message of round t; in a run that is charged whole, of a repeated message."""
+        if self.plan.release.correlated:  # a repeated round with correlated noise has no bound
             return (Item(Unprotected()),)
         blocks, entries = self._blocks(t), self._line(1).entries
         if blocks is None:
@@ -276,13 +262,13 @@ class SiloCost:
         return tuple(Item(event, 1, block) for block in blocks)
 
     def _line(self, rounds: int) -> Line:
-        """Return the cost of `rounds` rounds that this silo is in, none amplified by the sampling of silos."""
+        """Return the cost of `rounds` rounds with this silo, without amplification by the sampling of silos."""
         seen: Adversary = "messages" if self.adversary == "messages" else "cohort"
         return self.plan.cost(Participation(rounds, rounds), self.silo).line(seen, self.silo)
 
     def _blocks(self, t: int) -> list[Block] | None:
-        """Return the blocks that round t reads, step by step, if the plan's batches are blocks of a public order."""
-        reads, steps = self.plan.local.reads, _steps(self.plan)
+        """Return the block of records that each step of round t reads; None if batches are not blocks."""
+        reads, steps = self.plan.local.reads, _releases_per_round(self.plan)
         if reads is None:
             return None
         found = [reads.block(step, self.silo) for step in range(t * steps, (t + 1) * steps)]
@@ -293,30 +279,29 @@ class SiloCost:
 
 @dataclass
 class ClientCharges:
-    """Charges of every client so far; `replays`: the same job again costs nothing."""
+    """Number of charges of every client so far, on the server of a deployed run."""
 
-    asked: Counts  # and not refused
-    since: Counts  # asked and not refused after the last receipt
-    receipts: Counts
-    replays: bool
-    local: bool
-    answered: dict[int, set[int]] = field(default_factory=dict)  # by round
-    open: dict[int, set[int]] = field(default_factory=dict)  # by round, the clients that its present job was sent to
-    replayed: list[int] = field(default_factory=list)  # rounds charged again for a job that all had: no new noise
+    asked: Counts  # requests that were not refused
+    since: Counts  # requests after the last receipt that were not refused
+    receipts: Counts  # charges by the last receipt
+    replays: bool  # silos answer a repeated job with stored bytes, without a charge
+    local: bool  # clients draw the noise
+    answered: dict[int, set[int]] = field(default_factory=dict)  # clients by round
+    open: dict[int, set[int]] = field(default_factory=dict)  # clients by round that were sent the round's current job
+    replayed: list[int] = field(default_factory=list)  # rounds that were repeated without new noise
 
     @classmethod
     def of(cls, plan: Plan) -> ClientCharges:
-        """Return the charges of a plan before its first round."""
         none, local = np.zeros(plan.clients.population, dtype=np.int64), plan.release.local
         return cls(none, none.copy(), none.copy(), local and "secure_sum" not in plan.needs, local)
 
     def again(self, cohort: Cohort, t: int) -> NDArray[np.bool_]:
-        """Return which clients of a cohort have the job of round t already."""
+        """Return which clients of a cohort were already sent the job of round t."""
         known = self.open.get(t) if self.replays else None
         return np.zeros(len(cohort), dtype=np.bool_) if not known else np.isin(cohort, list(known))
 
     def ask(self, cohort: Cohort, t: int) -> None:
-        """Charge round t; rounds after it that were asked before may begin at another state, and be other jobs."""
+        """Count a request for round t; later rounds then start from another model, so their jobs are new."""
         fresh = cohort[~self.again(cohort, t)]
         self.replayed += [t] * (len(cohort) > 0 and len(fresh) == 0)
         self.asked[fresh] += 1
@@ -326,7 +311,7 @@ class ClientCharges:
             self.open.setdefault(t, set()).update(cohort.tolist())
 
     def add_receipts(self, refused: Iterable[int], charged: Iterable[tuple[int, int]], t: int) -> None:
-        """Add who refused the last charge, which was for round t, and what others say that they were charged in all."""
+        """Add who refused round t, and the total number of charges that every other client reports."""
         for client in refused:
             self.asked[client] = max(0, self.asked[client] - 1)
             self.since[client] -= 1
@@ -337,7 +322,6 @@ class ClientCharges:
 
     @property
     def total(self) -> Counts:
-        """How often each client was charged."""
         floor = self.asked if not self.local else np.zeros_like(self.asked)
         for who in self.answered.values() if self.local else ():
             floor[list(who)] += 1

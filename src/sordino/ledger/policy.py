@@ -1,4 +1,4 @@
-"""The policy of a silo: a file by which its operator says what may be done with its data. Silos check every plan by it.
+"""Policy of a silo: a file in which its operator states which plans may use its data; silos check every plan with it.
 
 ```toml
 dataset = "cleveland"
@@ -33,16 +33,16 @@ from sordino.rng import Mode
 if TYPE_CHECKING:
     from sordino.plan import Plan
 
-EXAMPLE = "docs/silos.md#a-silos-own-policy has one"
+EXAMPLE = "docs/silos.md#a-silos-own-policy has an example"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """Policy of a silo: which plans may use its data, and its limit over all runs.
 
-    `adversary` is whose line of a cost is charged: `cohort` sees who takes part; `models` rests on the server's
-    sampling, and on its keeping it secret; `messages` trusts nobody. An empty list of hashes allows any. `own_code`
-    are the grades that code on these data may have: code that no graph can be captured of only where it is named.
+    `adversary` chooses the cost that is charged: `cohort` sees who takes part; `models` relies on secret sampling by
+    the server; `messages` trusts nobody. `models` and `plans` are SHA-256 hashes, and an empty list allows all.
+    `own_code` lists the allowed grades of user code that runs on these data.
     """
 
     dataset: str
@@ -71,15 +71,15 @@ class Policy:
             if wrong is not None or not given:
                 fix = codec.nearest(str(wrong), known) if given else f"known: {', '.join(known)}"
                 found = f"{name} = {brief_repr(list(given))} in a policy"
-                raise ConfigError(found, "at least one, of those that are", fix)
+                raise ConfigError(found, f"a list of known values for {name}, at least one", fix)
         for name in ("least_noise_multiplier", "least_cohort"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} = {brief_repr(getattr(self, name))} in a policy", "a number, 0 or above")
         for digest in (*self.models, *self.plans):
             if len(digest) != 64 or not set(digest) <= set(string.hexdigits.lower()):
                 found = f"the hash {brief_repr(digest)} in a policy"
-                raise ConfigError(found, "64 hexadecimal digits, as `sha256sum` says")
-        self.limit  # noqa: B018  (refuses what is no limit)
+                raise ConfigError(found, "64 small hexadecimal digits, as `sha256sum` prints them")
+        self.limit  # noqa: B018  (refuses an invalid epsilon or delta)
         self._expiry()
 
     @property
@@ -88,37 +88,30 @@ class Policy:
         return Limit(self.epsilon, self.delta, self.unit, self.relation)
 
     def _expiry(self) -> date:
-        """Expiry date; the silo refuses afterwards."""
         try:
             return date.max if self.expires is None else date.fromisoformat(self.expires)
         except ValueError:
             found = f"expires = {brief_repr(self.expires)} in a policy"
-            raise ConfigError(found, "a day", 'write it as "2027-01-31"') from None
+            raise ConfigError(found, "a date", 'write it as "2027-01-31"') from None
 
     def check(
-        self,
-        plan: Plan,
-        *,
-        noise: Mode,
-        silo: int = 0,
-        model: str = "",
-        today: date | None = None,
+        self, plan: Plan, *, noise: Mode, silo: int = 0, model: str = "", today: date | None = None,
         own_code: Grade = "by construction",
-    ) -> str | None:
-        """Say in one sentence why a plan may not use the data; None if it may, as far as the ledger can afford.
+    ) -> str | None:  # fmt: skip
+        """Return why a plan may not use the data, in one sentence; None if it may (the ledger checks the budget).
 
-        `silo` is this silo's place in the plan, `model` the hash of the model that the run brings, and
-        `own_code` the grade of its code on this silo's records.
+        `silo` is this silo's index in the plan, `model` the hash of the run's model, and `own_code` the grade of the
+        user code that runs on this silo's records.
         """
         asked = (
             (self._expiry() >= (today or date.today()), f"the policy has expired on {self.expires}"),
             (not self.plans or plan.hash in self.plans, f"the plan {plan.hash[:12]} is not among those allowed"),
             (not self.models or model in self.models, f"the model {model[:12] or '(none)'} is not among those allowed"),
-            (plan.unit == self.unit, f"the plan protects one {plan.unit}, and the policy wants one {self.unit}"),
+            (plan.unit == self.unit, f"the plan protects one {plan.unit}, and the policy requires one {self.unit}"),
             (plan.release.kind in self.releases, f"the release {plan.release.kind!r} is not allowed"),
             (own_code in self.own_code, f"code of grade {own_code!r} is not allowed"),
             (noise in self.noise, f"noise of mode {noise!r} is not allowed"),
-            (not plan.prepare, "the plan releases columns before its first round, which is not done over a network"),
+            (not plan.prepare, "the plan releases histograms before round 1, which silos do not support"),
             (0 <= silo < plan.clients.population, f"the plan has no silo {silo}"),
         )
         refused = next((reason for good, reason in asked if not good), None)
@@ -135,7 +128,7 @@ class Policy:
 
 
 def noise_of(event: Event) -> float:
-    """Return the noise multiplier of the noise inside an event; 0 if it states none."""
+    """Return the noise multiplier of the innermost event; 0 if it states none."""
     inner: Any = event
     while hasattr(inner, "event"):
         inner = inner.event
@@ -143,7 +136,6 @@ def noise_of(event: Event) -> float:
 
 
 def load(path: Path) -> Policy:
-    """Read a policy from a TOML file."""
     table = codec.read_toml(path, EXAMPLE)
     codec.check_plain(table)
     codec.load_plugins()

@@ -2,12 +2,12 @@
 
     spent(data set) = max over its records of epsilon( everything that record was in )
 
-A release reads the whole data set, or one block of a public order of its records (one pass), or one silo of it. Blocks
-of one order that do not overlap have no record in common, so they compose in parallel, across runs too: the records
-that were read most count. All is composed under the one relation of the limit; epsilons are never added.
+A release reads the whole data set, one block of a public order of its records (one pass), or one silo. Disjoint blocks
+of one order have no record in common, so they compose in parallel, across runs too: the cost is that of the records
+that were read most. All events are composed under the relation of the limit; epsilons are never added.
 
-A line is data, written by the codec as JSON (`journal` stores them in order); an account is what all lines of a data
-set add up to. Nothing here touches a file. Called by the ledger and by certificates.
+Lines are dataclasses that the codec writes as JSON (`journal` stores them in order); an account adds up all lines of a
+data set. Nothing here touches a file. Called by the ledger and by certificates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMITS = (2**31, 32)  # the largest count; the most kinds of records that are co
 
 @dataclass(frozen=True)
 class Block:
-    """Positions start <= i < stop of a public order of the records: all that a release has read."""
+    """Positions start <= i < stop in a public order of the records: the only records that a release has read."""
 
     order: str
     start: int
@@ -38,7 +38,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Item:
-    """An event and how often it was charged: to one block of the records, to one silo by its name, or to all."""
+    """An event and how often it was charged: to one block of the records, to one named silo, or to all records."""
 
     event: Event
     count: int = 1
@@ -49,7 +49,7 @@ class Item:
         if not 1 <= self.count <= LIMITS[0]:
             raise ConfigError(f"an event {brief_repr(self.count)} times", f"1 to {LIMITS[0]:,} times")
         if self.block is not None and not 0 <= self.block.start < self.block.stop:
-            raise ConfigError(f"the block {self.block}", "positions from `start` up to `stop`, at least one")
+            raise ConfigError(f"the block {self.block}", "0 <= start < stop")
 
 
 Total = Counter[tuple[Event, Block | None, str]]  # counts of items
@@ -64,13 +64,12 @@ def total(items: tuple[Item, ...]) -> Total:
 
 
 def items(held: Total) -> tuple[Item, ...]:
-    """Return a total as items."""
     return tuple(Item(event, count, block, silo) for (event, block, silo), count in held.items() if count)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that a data set may spend, when neighbours differ in one `unit` by `relation`."""
+    """Upper limit on the (epsilon, delta) of all releases of a data set, for neighbours that differ in one `unit`."""
 
     epsilon: float
     delta: float
@@ -83,10 +82,10 @@ class Limit:
             raise ConfigError(found, "epsilon above 0 and finite, and delta in [0, 1)")
 
     def mismatch(self, unit: Unit, relation: Relation) -> str | None:
-        """Say why releases of this unit and relation cannot be compared with this limit; None if they can.
+        """Return why releases of this unit and relation cannot be compared with this limit; None if they can.
 
-        Replacing one is removing (or zeroing) it and adding another: an event states the sensitivity of 2 for
-        `replace_one`. No other relation follows from another.
+        A `replace_one` limit bounds all relations, since to replace a unit is to remove (or zero) it and to add
+        another. No other relation implies another.
         """
         if unit != self.unit:
             return f"one {unit} is protected, and the limit is for one {self.unit}"
@@ -95,9 +94,9 @@ class Limit:
         return None
 
     def beyond(self, held: Total) -> float | None:
-        """Return the epsilon of a total if it is above the limit, infinity if an event has no bound for the relation.
+        """Return the epsilon of all charges if it is above the limit, else None; infinity where an event has no bound.
 
-        Upper bounds are tried from the cheapest to the tightest: the answer depends on nothing but the events.
+        Cheap upper bounds are tried before the tightest one.
         """
         try:
             for entries in filter(None, records(held)):
@@ -112,7 +111,7 @@ class Limit:
         return None
 
     def epsilon_of(self, held: Total) -> float:
-        """Return the epsilon of the records that were read most, at the limit's delta; infinity: no guarantee."""
+        """Return the largest epsilon over all records, at the limit's delta; infinity without a guarantee."""
         try:
             proved = (accountant.epsilon(entries, self.relation, self.delta) for entries in records(held) if entries)
             return max((bound.value for bound in proved), default=0.0)
@@ -121,42 +120,41 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """A data set after a run was charged: its limit, all that was spent, and what of it was this run's."""
+class Statement:
+    """All charges to one data set so far, beside its limit; written to ledger.json at the end of a run."""
 
     dataset: str
     limit: Limit
     runs: int
-    lines: int  # of the ledger, up to here
+    lines: int  # number of lines in the ledger
     digest: str  # of the last line
-    items: tuple[Item, ...]
-    own: tuple[Item, ...]
+    items: tuple[Item, ...]  # charges of all runs
+    own: tuple[Item, ...] = ()  # charges of the run that the statement was made for
+    charges: int | None = None  # messages that were charged one by one; not in ledger.json
+    restored: RestoreEntry | None = None  # lines were lost, and nothing is charged before the limit is lowered
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of everything that was charged to the data set."""
+        """Epsilon of all charges to the data set, at the limit's delta."""
         return self.limit.epsilon_of(total(self.items))
 
     def covers(self, cost: tuple[Item, ...]) -> bool:
-        """Whether a cost is within what this run was charged, and that within what the data set has spent."""
+        """Whether the run's own charges include `cost`, and the charges of all runs include the run's own."""
         return total(cost) <= total(self.own) <= total(self.items)
 
 
-# ---- which records a total is composed for --------------------------------------------------------------------------
-
-
+# ---- which records a total is composed for
 def records(held: Total) -> list[Entries]:
-    """Return everything that one record was in, for each kind of record."""
+    """Return the events that one record was in, for each kind of record with a different list of events."""
     silos = sorted({silo for _, _, silo in held if silo}) or [""]
     kinds = {frozenset(found.items()) for silo in silos for found in _records_of_silo(held, silo)}
     return [tuple(sorted(kind, key=repr)) for kind in sorted(kinds, key=repr)]
 
 
 def _records_of_silo(held: Total, silo: str) -> list[Counter[Event]]:
-    """Return the events that single records of a silo were in, by position in the order that blocks refer to.
+    """Return the events of single records of a silo, by position in the public order that blocks refer to.
 
-    Blocks of several orders, or too many kinds of positions, are composed as if one record had been in the most of
-    each.
+    With several orders, or too many kinds of positions, one record is assumed to be in the largest count of each event.
     """
     whole: Counter[Event] = Counter()
     orders: dict[str, list[tuple[Block, Event, int]]] = {}
@@ -193,12 +191,10 @@ def _positions(blocks: list[tuple[Block, Event, int]]) -> list[Counter[Event]]:
     return list(found.values())
 
 
-# ---- lines ----------------------------------------------------------------------------------------------------------
-
-
+# ---- lines
 @dataclass(frozen=True)
 class LimitEntry:
-    """Line by which the operator sets what a data set may spend."""
+    """Line that sets the limit of a data set."""
 
     dataset: str
     limit: Limit
@@ -207,9 +203,9 @@ class LimitEntry:
 
 @dataclass(frozen=True)
 class RunEntry:
-    """Line of a run on a data set. `items` are charged whole, now; a later line of the same run replaces this one.
+    """Line that admits a run and charges `items` at once; a later line of the same run replaces this one.
 
-    `jobs` of its messages are covered by `items`; every other, and every one that is drawn again, is charged apart.
+    `items` cover the first message of `jobs` jobs; every other message, and every repeated one, is charged separately.
     """
 
     dataset: str
@@ -218,44 +214,44 @@ class RunEntry:
     relation: Relation
     items: tuple[Item, ...]
     jobs: int
-    plan: str  # its hash: a run is admitted for one plan
+    plan: str  # hash of the plan that the run was admitted with
     at: str
-    chain: str = ""  # head of the run folder's charge log when it was admitted; empty: it has none
+    chain: str = ""  # head of the run folder's charge log at admission; empty: the run has no charge log
 
 
 @dataclass(frozen=True)
 class JobEntry:
-    """Line of one message of a run, before its noise is drawn; no items: the run was charged for it."""
+    """Line that charges one message, written before its noise is drawn; without items the run's charge covers it."""
 
     dataset: str
     run: str
     job: str
     items: tuple[Item, ...]
     at: str
-    round: int | None = None  # from 0, where the job has one: the same round in another job was run again
+    round: int | None = None  # from 0, where the job has one; a round in two jobs was run twice
 
 
 @dataclass(frozen=True)
 class RoundEntry:
-    """Line of one release of a run that was charged whole, noted before its noise is drawn; it costs nothing more.
+    """Line that records one release of a run that was charged whole, written before its noise is drawn; no new cost.
 
-    So the ledger knows which rounds were released, whichever copy of the run's folder they were released from.
+    By these lines the ledger knows which rounds were released from any copy of the run's folder.
     """
 
     dataset: str
     run: str
-    round: int  # from 1; 0: what the plan releases of columns before the first round
-    head: str  # of the run folder's charge log, with this charge
+    round: int  # from 1; 0: histograms of columns, released before the first round
+    head: str  # of the run folder's charge log, this charge included
     at: str
 
 
 @dataclass(frozen=True)
 class RestoreEntry:
-    """Line after a backup replaced a ledger that held more: what was charged since is not known."""
+    """Line written after a backup replaced a ledger that had more lines; the charges of those lines are unknown."""
 
     at: str
-    lost: int | None = None  # lines, by the head file that was found; None: nobody knows
-    dataset: str = ""  # all of them
+    lost: int | None = None  # number of lost lines by the head file; None: unknown
+    dataset: str = ""  # always empty: the line is about all data sets
 
 
 Entry = LimitEntry | RunEntry | JobEntry | RoundEntry | RestoreEntry
@@ -265,7 +261,6 @@ _LINES: dict[str, type[Entry]] = {
 
 
 def name_of(entry: Entry) -> str:
-    """Return the name of a line's kind, as it is written."""
     return next(name for name, kind in _LINES.items() if isinstance(entry, kind))
 
 
@@ -274,7 +269,7 @@ def to_json(entry: Entry) -> str:
 
 
 def parse(body: str) -> Entry:
-    """Read a line that `to_json` wrote; items that are the same in many lines are read once."""
+    """Read a line that `to_json` wrote; equal items of many lines are parsed once."""
     table = json.loads(body)
     kind = _LINES[table.pop("line")]
     if "items" in table:
@@ -289,16 +284,14 @@ def _items(text: str) -> tuple[Item, ...]:
     return found
 
 
-# ---- accounts -------------------------------------------------------------------------------------------------------
-
-
+# ---- accounts
 @dataclass
 class Run:
-    """A run in an account: its line, what it was charged whole and by jobs, and what it has released."""
+    """A run in an account: its admission line, its charges, its jobs and its recorded releases."""
 
     line: RunEntry
-    whole: Total
-    single: Total = field(default_factory=Counter)
+    whole: Total  # charged at admission
+    single: Total = field(default_factory=Counter)  # charged message by message
     jobs: Counter[str] = field(default_factory=Counter)
     released: list[RoundEntry] = field(default_factory=list)
     rounds: set[int] = field(default_factory=set)  # of its jobs
@@ -308,27 +301,26 @@ class Run:
         return self.whole + self.single
 
     def covers(self, job: str, round: int | None = None) -> bool:
-        """Whether the run's whole charge covers the next message of a job: never one of a round again."""
+        """Whether the charge at admission covers the next message of a job; never that of a repeated round."""
         return job not in self.jobs and round not in self.rounds and len(self.jobs) < self.line.jobs
 
 
 @dataclass
 class Account:
-    """One data set: its limit, its runs, and all that they have spent."""
+    """Account of one data set: its limit, its runs, and the charges of all runs."""
 
     limit: Limit
     charged: Total = field(default_factory=Counter)
     runs: dict[str, Run] = field(default_factory=dict)
-    restored: RestoreEntry | None = None  # lines were lost, and nobody has lowered the limit since
+    restored: RestoreEntry | None = None  # lines were lost, and the limit was not lowered since
 
     def admit(self, line: RunEntry) -> None:
-        """Replace a run's line, which never charges less than the one before."""
+        """Replace the line of a run; the new line never charges less than the old one."""
         run = self.runs.setdefault(line.run, Run(line, Counter()))
         self.charged = self.charged - run.whole + total(line.items)
         run.line, run.whole = line, total(line.items)
 
     def charge(self, line: JobEntry) -> None:
-        """Add the charge of one message."""
         run = self.runs[line.run]
         self.charged.update(total(line.items))
         run.single.update(total(line.items))
@@ -336,15 +328,15 @@ class Account:
         run.rounds |= set() if line.round is None else {line.round}
 
     def merged(self, line: RunEntry) -> RunEntry:
-        """Return a run's new line with no less than the run was charged whole before; its plan must be the same."""
+        """Return a run's new line, raised to what the run was charged before; a different plan is refused."""
         if line.run not in self.runs:
             return line
         before = self.runs[line.run].line
         if (before.unit, before.relation, before.plan) != (line.unit, line.relation, line.plan):
             asked = f"plan {line.plan[:12]}, one {line.unit}, {line.relation}"
             found = f"the run {brief_repr(line.run)} again, with {asked}"
-            needed = f"plan {before.plan[:12]}, one {before.unit}, {before.relation}, as it was admitted"
-            raise ConfigError(found, needed, "give it a name of its own")
+            needed = f"plan {before.plan[:12]}, one {before.unit}, {before.relation}, as this run was admitted"
+            raise ConfigError(found, needed, "give the run another name")
         both = total(before.items) | total(line.items)
         merged = replace(line, items=items(both), jobs=max(before.jobs, line.jobs), chain=line.chain or before.chain)
         same = (both, merged.jobs, merged.chain) == (total(before.items), before.jobs, before.chain)
@@ -352,7 +344,7 @@ class Account:
 
 
 def take(accounts: dict[str, Account], entry: Entry) -> None:
-    """Add one more line to the accounts of a ledger; KeyError if it is of a data set or run without a line."""
+    """Add one line to the accounts of a ledger; KeyError if its data set or run is unknown."""
     match entry:
         case LimitEntry():
             account = accounts.setdefault(entry.dataset, Account(entry.limit))

@@ -160,7 +160,7 @@ class InMemoryModel(Architecture, kind="in_memory"):
 
     def missing(self) -> ConfigError:
         """Return the error for a run folder whose module only the script has."""
-        found = f"a run whose data and module ({self.name}) were given in Python"
+        found = f"a run whose data and module ({self.name}) were passed in Python"
         fix = 'in that script: so.train(plan, task, out="...", resume=True), and .audit() of what it returns'
         return ConfigError(found, "the script that has them", fix)
 

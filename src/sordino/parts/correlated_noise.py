@@ -53,7 +53,8 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
             raise PlanError("correlated noise", found, "a sampler that keeps a client's rounds apart", fix)
         if clients.amplifies and (self.strategy.bands is None or self.strategy.bands > clients.min_separation):
             found = f"{self.strategy.bands or 'all'} bands and turns of {clients.min_separation} rounds"
-            raise PlanError("correlated noise", found, "at most as many bands as rounds between turns", "fewer bands")
+            needed = "at most as many bands as rounds between two rounds of a client"
+            raise PlanError("correlated noise", found, needed, "lower the number of bands")
         if records is not None and records.min_separation(0) is None:
             found = f"correlated noise and {records.kind!r}, which may read a record in any two rounds"
             fix = "records_in_turn (the same batches in every epoch), one_pass or all_records"
@@ -69,11 +70,11 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         return self.strategy.init(length)
 
     def noised(
-        self, total: Tensor, cohort: Cohort, coins: Callable[[str], np.random.Generator], memory: Mapping[str, Tensor]
+        self, total: Tensor, cohort: Cohort, stream: Callable[[str], np.random.Generator], memory: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         import torch
 
-        rng = coins("server noise")
+        rng = stream("server noise")
         if is_secure(rng):
             memory = {name: held.double() if held.is_floating_point() else held for name, held in memory.items()}
         memory = {name: held.to(total.device) if held.dim() else held for name, held in memory.items()}  # no counters

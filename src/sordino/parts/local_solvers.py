@@ -34,8 +34,8 @@ CONTROL = "control"  # name of SCAFFOLD's control variates in client states and 
 
 
 @dataclass(frozen=True)
-class Coins:
-    """Random generator of one client, for noise that the client adds; `solver` is set where solvers differ by row."""
+class NoiseStream:
+    """Random generator for the noise that one client adds; `solver` is set where the rows have different solvers."""
 
     client: int
     rng: np.random.Generator
@@ -52,7 +52,7 @@ class Work:
     batches: Iterable[Batch]
     m: int
     public: Public
-    coins: Sequence[Coins] = ()  # one per client, for noise that clients add
+    noise_streams: Sequence[NoiseStream] = ()  # one per client, where clients add noise
     state: dict[str, Tensor] = field(default_factory=dict)  # [m, *shape] by name: `solve` updates it in place
 
 
@@ -191,7 +191,7 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
 
     def __post_init__(self) -> None:
         found = f"epochs = {self.epochs} and steps = {self.steps}"
-        require((self.epochs is None) != (self.steps is None), "local work", found, "exactly one of them")
+        require((self.epochs is None) != (self.steps is None), "local work", found, "either epochs or steps")
         found = f"lr = {brief_repr(self.lr)}"
         require(schedules.finite(self.lr), "local work", found, "a finite number that float32 holds")
         found = f"momentum = {self.momentum}, weight_decay = {self.weight_decay}"

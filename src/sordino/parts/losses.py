@@ -204,7 +204,7 @@ def add_loss(name: str) -> Callable[[LossFunction], LossFunction]:
 
 
 @dataclass(frozen=True)
-class Given(Loss):
+class FunctionLoss(Loss):
     """A loss function passed by a script; it has no slope and no written form."""
 
     function: LossFunction
@@ -223,12 +223,12 @@ def loss_of(given: str | Loss | LossFunction) -> Loss:
         found: Loss = read(Loss, given, "loss")
         return found
     if not callable(given):
-        raise ConfigError(f"loss {brief_repr(given)}", "a kind of loss, a Loss, or a function", '"mse", for one')
-    return given if isinstance(given, Loss) else Given(given)
+        raise ConfigError(f"loss {brief_repr(given)}", "a kind of loss, a Loss, or a function", 'such as "mse"')
+    return given if isinstance(given, Loss) else FunctionLoss(given)
 
 
-def keeps_apart(loss: Loss) -> bool:
-    """Return whether a record's loss is known not to depend on other records: true of the losses in this file."""
+def is_record_wise(loss: Loss) -> bool:
+    """Return whether the loss of a record is known not to depend on other records: true of the losses in this file."""
     return type(loss) in CODES or type(loss) is Tokens
 
 

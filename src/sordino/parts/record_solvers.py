@@ -16,7 +16,7 @@ from sordino.accounting.events import Event
 from sordino.errors import brief_repr
 from sordino.parts.encoding import Adaptive, Public
 from sordino.parts.gradients import Ball, Gradient, Moreau, Plain
-from sordino.parts.local_solvers import Coins, LocalSolver, Work
+from sordino.parts.local_solvers import LocalSolver, NoiseStream, Work
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import AllRecords, RecordSampler, batches
 from sordino.parts.releases import on_grid_rows
@@ -161,22 +161,22 @@ class NoisyLocalSgd(_RecordSolver, kind="noisy_local_sgd"):
         return AlreadyPrivate(Gaussian(least).event(), "record", self.steps)
 
     def solve(self, work: Work) -> Tensor:
-        objective, coins, t = work.objective, work.coins, work.public.t
+        objective, streams, t = work.objective, work.noise_streams, work.public.t
         w, ball = objective.place(work.start, work.m), self.ball(t)
-        own = [each.solver if isinstance(each.solver, NoisyLocalSgd) else self for each in coins]
-        noises = [solver.noise(each.client) for solver, each in zip(own, coins, strict=True)]
+        own = [each.solver if isinstance(each.solver, NoisyLocalSgd) else self for each in streams]
+        noises = [solver.noise(each.client) for solver, each in zip(own, streams, strict=True)]
         scales = w.new_tensor([noise.std for noise in noises], dtype=torch.float64)[:, None]
         lrs = [[lr * ball.clip_norm / each.records.count for lr in step_values(each.lr, t, self.steps)] for each in own]
         moves = w.new_tensor(lrs).T[:, :, None]  # [steps, m, 1]
-        for move, batch, noise in zip(moves, work.batches, self._noise(w.shape[1], noises, coins), strict=True):
+        for move, batch, noise in zip(moves, work.batches, self._noise(w.shape[1], noises, streams), strict=True):
             noised = objective.clipped(w, batch, ball).double() / ball.clip_norm + noise.to(w.device)
             w.sub_(on_grid_rows(noised, scales).to(w.dtype).mul_(move))
         return work.start - w
 
-    def _noise(self, size: int, noises: Sequence[Gaussian], coins: Sequence[Coins]) -> Iterator[Tensor]:
+    def _noise(self, size: int, noises: Sequence[Gaussian], streams: Sequence[NoiseStream]) -> Iterator[Tensor]:
         """Yield the noise [m, d] of all silos step by step; one draw covers as many steps as fit in memory."""
-        block = max(1, min(self.steps, NOISE_BLOCK // (size * max(len(coins), 1))))
+        block = max(1, min(self.steps, NOISE_BLOCK // (size * max(len(streams), 1))))
         for first in range(0, self.steps, block):
             count = min(block, self.steps - first)
-            drawn = [noise.sample(count * size, own.rng) for noise, own in zip(noises, coins, strict=True)]
+            drawn = [noise.sample(count * size, own.rng) for noise, own in zip(noises, streams, strict=True)]
             yield from torch.from_numpy(np.stack([rows.reshape(count, size) for rows in drawn], 1))

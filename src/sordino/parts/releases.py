@@ -70,7 +70,7 @@ class Release(Part):
             found = f"release {cls.__name__} with {declared} = {getattr(cls, declared)} and "
             found += f"{'its own' if written else 'no'} {method}"
             true = written == getattr(cls, declared)
-            require(true, "release", found, "a declaration that is true", f"set {declared} = {written}")
+            require(true, "release", found, "a declaration that agrees with the methods", f"set {declared} = {written}")
         found = f"release {cls.__name__} with in_sum and no noise of single clients"
         sound = cls.in_sum is Release.in_sum or cls.client_noise
         require(sound, "release", found, "on_client, and client_noise = True")
@@ -106,17 +106,17 @@ class Release(Part):
 
     @returns(_sum_and_memory)
     def noised(
-        self, total: Tensor, cohort: Cohort, coins: Callable[[str], np.random.Generator], memory: Mapping[str, Tensor]
+        self, total: Tensor, cohort: Cohort, stream: Callable[[str], np.random.Generator], memory: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum with all its noise, and the new memory of noise.
 
         `cohort` holds the clients whose noise is still to be drawn: none, if each has noised its own message.
-        `coins` opens a random stream by name, and is called only for a stream that is drawn from.
+        `stream` opens a random generator by name; it is called only for generators that are drawn from.
         """
         if self.client_noise:
-            total = self.in_sum(total, cohort, coins("client noise"))
+            total = self.in_sum(total, cohort, stream("client noise"))
         if self.server_noise:
-            total = self.on_server(total, coins("server noise"))
+            total = self.on_server(total, stream("server noise"))
         return total, dict(memory)
 
     def accepts(self, received: int) -> bool:
@@ -188,7 +188,8 @@ class Release(Part):
     def with_noise_multipliers(self, noise_multipliers: tuple[float, ...]) -> Release:
         """Return the same release with a noise multiplier for every client."""
         found = f"release {self.kind!r} and a budget per silo"
-        raise PlanError("calibration", found, "local_noise, or noisy_local_sgd")
+        needed = "a release or a solver with noise per client: local_noise or noisy_local_sgd"
+        raise PlanError("calibration", found, needed)
 
     @abstractmethod
     @returns(lambda found, *_: number(found, 0.0))
@@ -474,8 +475,8 @@ class Forward(_WithoutNoise, kind="forward"):
     local: ClassVar[bool] = True
 
     def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
-        private, found = isinstance(bound, AlreadyPrivate), "messages without noise of their own"
-        require(private, "forward", found, "a local solver that is private already")
+        private, found = isinstance(bound, AlreadyPrivate), "messages to which no client adds noise"
+        require(private, "forward", found, "a local solver that adds noise itself, such as noisy_local_sgd")
 
     def denominator(self, expected: float, received: int) -> float:
         return float(max(received, 1))

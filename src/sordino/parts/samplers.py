@@ -88,12 +88,10 @@ class Sampler(Part):
 
         For public cohorts (`random` False) the maximum participation and the minimum separation are the whole law.
         """
-        return None if self.random else self.public_law(self.size)
-
-    def public_law(self, size: int | None) -> SamplingLaw:
-        """Return the law of public cohorts of `size` clients (None: of any size)."""
+        if self.random:
+            return None
         most, apart = self.max_participations, self.min_separation
-        return SamplingLaw(self.population, size=size, secret=False, max_participations=most, min_separation=apart)
+        return SamplingLaw(self.population, size=self.size, secret=False, max_participations=most, min_separation=apart)
 
     def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
         """Return an upper bound on the rounds in which one client may be sampled, among `rounds` and the repeated ones.
@@ -197,6 +195,10 @@ class _PublicCohorts(Sampler):
     def expected(self) -> float:
         return float(self.cohort)
 
+    @property
+    def size(self) -> int | None:
+        return int(self.expected)
+
     def amplify(self, event: Event) -> Event:
         return event
 
@@ -218,9 +220,6 @@ class Everyone(_PublicCohorts, kind="everyone"):
     @property
     def min_separation(self) -> int | None:
         return 1
-
-    def law(self) -> SamplingLaw:
-        return self.public_law(self.population)
 
     def draw(self, t: int, rng: np.random.Generator) -> Cohort:
         return np.arange(self.population, dtype=np.int64)
@@ -369,15 +368,13 @@ class RoundRobin(_PublicCohorts, kind="roundrobin"):
     def __post_init__(self) -> None:
         _check_cohort_size(self.population, self.cohort)
         if self.seed is not None and self.order is not None:
-            raise PlanError("sampling", f"seed = {self.seed} and an order", "one of them", "drop one")
+            fix = "drop seed or order"
+            raise PlanError("sampling", f"seed = {self.seed} and an order", "either a seed or an order", fix)
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise PlanError("sampling", f"seed = {brief_repr(self.seed)}", "a whole number of at most 64 bits")
         if self.order is not None and sorted(self.order) != list(range(self.population)):
             found = f"an order of {len(self.order)} that is no permutation of {self.population} clients"
             raise PlanError("sampling", found, f"each of 0 to {self.population - 1} once")
-
-    def law(self) -> SamplingLaw:
-        return self.public_law(self.cohort)
 
     def _ordered(self, places: Cohort) -> Cohort:
         """Clients at these places of the public order."""
@@ -437,10 +434,6 @@ class MinSeparation(_PublicCohorts, kind="min_separation"):
         require(fits, "sampling", found, "cohort * rest <= population", "a shorter rest, or smaller cohorts")
 
     @property
-    def size(self) -> int | None:
-        return self.cohort
-
-    @property
     def min_separation(self) -> int | None:
         return self.rest
 
@@ -488,7 +481,7 @@ class CyclicPoisson(_RandomCohorts, kind="cyclic_poisson"):
     def __post_init__(self) -> None:
         _check_count("population", self.population)
         found = f"{self.groups} groups of {self.population} clients"
-        require(1 <= self.groups <= self.population, "sampling", found, "1 to population groups")
+        require(1 <= self.groups <= self.population, "sampling", found, "a number of groups from 1 to the population")
         found, fix = f"rate {brief_repr(self.rate)}", "groups * cohort / population"
         require(share(self.rate), "sampling", found, "a rate in (0, 1]", fix)
 

@@ -174,7 +174,7 @@ class PerStep(Schedule, kind="per_step"):
 class Travelled(Schedule, kind="travelled"):
     """sum of schedule(k) over the `steps` local steps k = t steps, ..., (t + 1) steps - 1 of round t.
 
-    How far a model can go in a round whose gradients are in the unit ball: the clip norm for a `PerStep` size.
+    The largest distance that local steps of this size move a model whose gradients are in the unit ball: a clip norm.
     """
 
     schedule: Schedule

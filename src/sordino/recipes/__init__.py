@@ -36,6 +36,6 @@ def add_recipe(function: Callable[..., Plan]) -> Callable[..., Plan]:
     name = function.__name__
     known = RECIPES.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (function.__module__, function.__qualname__):
-        raise ConfigError(f"a second recipe {name!r}", "a name of its own", f"{known.__module__} has this one")
+        raise ConfigError(f"a second recipe {name!r}", "a name that no other recipe has", f"{known.__module__} has it")
     RECIPES[name] = function
     return function

@@ -67,7 +67,7 @@ class Correlated(Rounds, LocalWork, total=False):
     gradient: Gradient
 
 
-class Holder(TypedDict, total=False):
+class SingleSilo(TypedDict, total=False):
     """Arguments of a recipe for one silo that holds all the records and adds the noise."""
 
     rounds: Required[int]

@@ -56,7 +56,7 @@ def best(
         found = forecasts(population, epsilon, delta, rounds, rate, denoiser=denoiser, prepare=prepare, **work)
         _LOG.info("; ".join(f"{one.name}: the models' noise is {one.noise:.4g} clips" for one in found))
         return found[0].plan
-    server, clients = bold(rounds, step, window), Poisson(population, rate)
+    server, clients = averaging_server(rounds, step, window), Poisson(population, rate)
     target = default_delta(population) if delta is None else delta
 
     def line(z: float) -> Line:
@@ -108,7 +108,7 @@ def _forecast(name: str, plan: Plan) -> Forecast:
     return Forecast((noise_of_models(plan.release, work) or 0.0) / plan.clients.expected, name, plan)
 
 
-def bold(rounds: int, step: float, window: float, final: float = 1.0, momentum: float = 0.0) -> Sgd:
+def averaging_server(rounds: int, step: float, window: float, final: float = 1.0, momentum: float = 0.0) -> Sgd:
     """Return the server of `best`: weights grow by a factor 1 + 1 / (window * rounds) per round; window = 0: last w.
 
     The step size falls linearly from `step` (1 - momentum) to `final` of that: momentum does not change the total step.

@@ -21,7 +21,7 @@ from sordino.parts.samplers import Everyone, Sampler
 from sordino.parts.schedules import Linear, Schedule
 from sordino.parts.server_optimizers import Accelerated, Adam, Average, ServerOptimizer, Sgd
 from sordino.plan import Plan
-from sordino.recipes.arguments import DEFAULTS, Holder, Silos, plan_of, shares
+from sordino.recipes.arguments import DEFAULTS, Silos, SingleSilo, plan_of, shares
 
 
 def silos(server: ServerOptimizer, **shared: Unpack[Silos]) -> Plan:
@@ -85,7 +85,7 @@ def silo(
     ball: float | None = None,
     prepare: tuple[Preparation, ...] = (),
 ) -> Plan:
-    """A federation of silos in which nobody trusts anybody: every silo's own epsilon is met exactly.
+    """Silos that trust neither the server nor each other: the epsilon of every silo is met exactly.
 
     All records in every round (less noise than random batches under the same relation), momentum, and a server step
     that falls in a straight line to `final` of its start. `epsilons` and `deltas` have one entry per silo, or one for
@@ -112,7 +112,7 @@ def budgets(sizes: Sequence[int], epsilons: Sequence[float], deltas: Sequence[fl
 # ---- one holder of all the data, gradients clipped record by record --------------------------------------------------
 
 
-def one_holder(server: ServerOptimizer, **shared: Unpack[Holder]) -> Plan:
+def single_silo(server: ServerOptimizer, **shared: Unpack[SingleSilo]) -> Plan:
     """Return the plan of one data holder: every server step is one step of the training."""
     local = BatchGradient(shared["records"], shared["clip_norm"])
     return plan_of(local, {**shared, "clients": Everyone(1), "server": server})
@@ -125,14 +125,14 @@ def dp_sgd(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     average: Average | None = None,
-    **shared: Unpack[Holder],
+    **shared: Unpack[SingleSilo],
 ) -> Plan:
     """w <- w - lr (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch  (Abadi et al. 2016).
 
     `records` draws the batches: PoissonRecords(batch, (n,)) takes each of n records with probability batch / n. With
     RecordsInTurn, a loader that was shuffled once, `release` may be CorrelatedNoise; nothing is amplified there.
     """
-    return one_holder(Sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, average=average), **shared)
+    return single_silo(Sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, average=average), **shared)
 
 
 @shares(denoiser=LaplacianSmoothing(1.0))
@@ -142,7 +142,7 @@ def dp_ls_sgd(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     average: Average | None = None,
-    **shared: Unpack[Holder],
+    **shared: Unpack[SingleSilo],
 ) -> Plan:
     """w <- w - lr A_strength^-1 (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch.
 
@@ -153,18 +153,18 @@ def dp_ls_sgd(
 
 @shares()
 def dp_adam(
-    *, lr: float | Schedule, beta1: float = 0.9, beta2: float = 0.999, floor: float = 1e-8, **shared: Unpack[Holder]
+    *, lr: float | Schedule, beta1: float = 0.9, beta2: float = 0.999, floor: float = 1e-8, **shared: Unpack[SingleSilo]
 ) -> Plan:
     """Adam on (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch, a batch of records.
 
     `floor` is added to the root of the second moment.
     """
-    return one_holder(Adam(lr, beta1, beta2, floor), **shared)
+    return single_silo(Adam(lr, beta1, beta2, floor), **shared)
 
 
 @shares(denoiser=LaplacianSmoothing(1.0))
 def dp_ls_adam(
-    *, lr: float | Schedule, beta1: float = 0.9, beta2: float = 0.999, floor: float = 1e-8, **shared: Unpack[Holder]
+    *, lr: float | Schedule, beta1: float = 0.9, beta2: float = 0.999, floor: float = 1e-8, **shared: Unpack[SingleSilo]
 ) -> Plan:
     """Adam on A_strength^-1 (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch.
 

@@ -70,12 +70,12 @@ def example(name: str) -> str:
         if p.default is p.empty or (p.name in CHOSEN and p.name in chosen.values):
             lines.append(f"{p.name} = {chosen.values.get(p.name, '... # yours')}")
         elif isinstance(p.default, str | int | float | Part):
-            lines.append(f"{p.name} = {written(p.default)}")
+            lines.append(f"{p.name} = {toml_value(p.default)}")
     head = f"# {(inspect.getdoc(RECIPES[name]) or '').splitlines()[0]}"
     return "\n\n".join([head, f"[task]\n{chosen.task}", "\n".join(["[recipe]", *lines]), "[run]\nseed = 0"])
 
 
-def written(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """Return a value as TOML; for a part its kind and the fields that differ from their defaults."""
     if not isinstance(value, Part):
         return json.dumps(value)
@@ -83,5 +83,5 @@ def written(value: Any) -> str:
     for f in fields(value):  # type: ignore[arg-type]
         default = f.default if f.default_factory is MISSING else f.default_factory()
         keys |= {f.name: getattr(value, f.name)} if getattr(value, f.name) != default else {}
-    inside = [f"{key} = {written(item)}" for key, item in {"kind": value.kind, **keys}.items()]
+    inside = [f"{key} = {toml_value(item)}" for key, item in {"kind": value.kind, **keys}.items()]
     return f"{{ {', '.join(inside)} }}"

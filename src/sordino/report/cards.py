@@ -1,8 +1,8 @@
 """Model cards for Hugging Face (`sordino model-card`) and entries for OpenDP's registry (`sordino certify --registry`).
 
 The registry (github.com/opendp/deployments-registry-data) has three tiers: publication, guarantee with trust model, and
-details. The certificate fills the second and third. The first comes from `About`, which the curator writes; fields that
-it leaves out are marked, and the entry stays a draft.
+details. The certificate fills the second and third tier. `About`, written by the curator, fills the first; its missing
+fields are marked, and the entry stays a draft.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ OPEN = "TO BE WRITTEN by the curator"
 TASKS = {"accuracy": "classification", "rmse": "regression"}  # Hugging Face's task by the metric of a run
 TRUST_MODELS = {"central": "Central", "local": "Local", "shuffle": "Shuffle", "distributed": "Federated"}
 WARNING = (
-    "> **Not private to publish.** The noise of this run came from a repeatable generator: the numbers below are those "
+    "> **Not private to publish.** The noise of this run came from a repeatable generator: the guarantee below is that "
     "of a run with secure noise, not of this model."
 )
-CHECK = "`sordino certify` computes the certificate beside this model again from the run's folder; exit code 1 says no."
+CHECK = "`sordino certify` recomputes this model's certificate from the run's folder; exit code 1 means a mismatch."
 Certificate = dict[str, Any]
 
 
@@ -56,29 +56,24 @@ class About:
 
     @property
     def open(self) -> list[str]:
-        """Names of the fields that the curator still has to write."""
+        """Names of the fields that the curator has not written yet."""
         return [name for name, value in vars(self).items() if OPEN in (value if isinstance(value, tuple) else (value,))]
 
 
-class _BlockDumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML states no types
-    """YAML dumper that writes text of several lines as a block."""
-
-
-def _represent_text(dumper: Any, text: str) -> Any:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_BlockDumper.add_representer(str, _represent_text)
-
-
 def to_yaml(data: dict[str, Any]) -> str:
-    """Return a table as YAML without folded lines."""
-    return str(yaml.dump(data, Dumper=_BlockDumper, sort_keys=False, allow_unicode=True, width=1_000_000))
+    """Return a table as YAML without folded lines; text of several lines is written as a block."""
+
+    class BlockDumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML states no types
+        def represent_str(self, text: str) -> Any:
+            return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    BlockDumper.add_representer(str, BlockDumper.represent_str)
+    return str(yaml.dump(data, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=1_000_000))
 
 
 # ---- model card
 def model_card(made: Certificate, explained: dict[str, Any], about: About, dataset: str) -> str:
-    """Return the README.md of a model: YAML metadata, then the certificate and the curator's words as Markdown."""
+    """Return the README.md of a model: YAML metadata, then certificate and curator's text as Markdown."""
     parts = [
         f"# {about.name}",
         about.description,
@@ -107,7 +102,7 @@ def _evaluation(found: dict[str, float | None]) -> str:
         return "Not evaluated: no row was declared public."
     text = "On rows that are declared public; the model of the last round that was evaluated.\n"
     if found.get(ONLY_CLASS) is not None:
-        text += f"\n**It predicts class {found[ONLY_CLASS]:g} for every one of them:** it tells nobody apart.\n"
+        text += f"\n**The model predicts class {found[ONLY_CLASS]:g} for every row.**\n"
     return "\n".join([text, "| figure | value |", "|---|---|", *rows])
 
 
@@ -119,7 +114,7 @@ def _guarantee(made: Certificate) -> str:
     if made["epsilon"] is None:
         return "**No guarantee**: no noise was added."
     terms = f"unit {made['unit']}, relation {made['relation']}"
-    return f"**{_bound(made)}**, {terms}, to one who sees every released model."
+    return f"**{_bound(made)}**, {terms}, against an adversary who sees every released model."
 
 
 def _bound(line: dict[str, Any]) -> str:
@@ -128,22 +123,18 @@ def _bound(line: dict[str, Any]) -> str:
 
 # ---- registry entry
 def registry_entry(made: Certificate, about: About) -> dict[str, Any]:
-    """Return the registry's entry; refuse a run without a guarantee or with repeatable noise."""
+    """Return the entry for OpenDP's registry; refuse a run without a guarantee or with repeatable noise."""
     if made["epsilon"] is None:
-        raise ConfigError("a run without a guarantee", "one with noise", "there is nothing to register")
+        raise ConfigError("a run without a guarantee", "a run with noise")
     if made["noise"]["mode"] != "secure":
         found = f"noise = {made['noise']['mode']!r}, which is for experiments"
-        raise ConfigError(found, "a run for release", 'set noise = "secure" under [privacy] and run again')
+        raise ConfigError(found, "secure noise", 'set noise = "secure" under [privacy] and run again')
     steps, how = ", ".join(step["kind"] for step in made["postprocess"]) or "none", made["accountant"]
     body = {
         "basic": {
-            "name": about.name,
-            "data_curators": list(about.curators),
-            "intended_use": about.intended_use,
-            "data_product_type": "Machine learning model",
-            "data_product_region": about.region,
-            "description": about.description,
-            "publication_date": about.published,
+            "name": about.name, "data_curators": list(about.curators), "intended_use": about.intended_use,
+            "data_product_type": "Machine learning model", "data_product_region": about.region,
+            "description": about.description, "publication_date": about.published,
             **({} if about.sector is None else {"data_product_sector": about.sector}),
         },
         "dp_variant": {
@@ -163,7 +154,7 @@ def registry_entry(made: Certificate, about: About) -> dict[str, Any]:
             "notes": f"Written by sordino {made['sordino']} from certificate.json (plan {made['plan_sha256'][:12]}).",
             "registry_authors": list(about.authors),
         },
-    }
+    }  # fmt: skip
     words = (about.name, "-".join(about.curators), about.published[:4])
     slug = "-".join(re.sub(r"[\W_]+", "-", word.lower()) for word in words)
     return {"url_slug": slug, "status": "Draft", "tier": 3, "deployment": body}

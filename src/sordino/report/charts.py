@@ -1,4 +1,4 @@
-"""Which charts the report has, made from the data of `sordino report --json`; called by the page and `Result.plot`."""
+"""Charts of the report, made from the data of `sordino report --json`; called by the page and `Result.plot`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,6 @@ def _series(name: str, xs: Sequence[float], ys: Sequence[float], tone: int = 0) 
 
 def _first_of(count: int) -> str:
     return "" if count <= MAX_SERIES else f"The first {MAX_SERIES} of {count} settings. "
-
-
-def _capitalized(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}"
 
 
 def _runs_by_setting(found: dict[str, Any]) -> list[tuple[str, list[Run]]]:
@@ -60,13 +56,14 @@ def metrics(found: dict[str, Any]) -> list[Chart]:
         bands = any(one.kind == "band" for one in series)
         intervals = "Lines are means over seeds, bands their 95% intervals. " if bands else ""
         says = f"On rows that are declared public. {_first_of(len(settings))}{intervals}{'; '.join(ends)}."
-        title = f"{_capitalized(name.replace('_', ' '))} by round"
+        title = name.replace("_", " ")
+        title = f"{title[0].upper()}{title[1:]} by round"
         charts.append(Chart(f"metric-{place}", title, says, _ROUND, metric_axis(name), tuple(series)))
     return charts
 
 
 def _mean_line(label: str, known: Sequence[dict[str, list[float]]], tone: int) -> list[Series]:
-    """Return the mean over runs at the rounds that all of them have, after its band where there are enough seeds."""
+    """Return the line of means over runs, at rounds that all runs have, preceded by its 95% band if there is one."""
     columns = [dict(zip(one["round"], one["value"], strict=True)) for one in known]
     rounds = sorted(set.intersection(*map(set, columns)))
     found = [Estimate.of([column[t] for column in columns]) for t in rounds]
@@ -96,7 +93,8 @@ def groups(run: Run, place: int) -> Chart | None:
     axis = metric_axis(worst[0])
     some = f"The {len(lines)} lowest of {len(found)} groups. " if len(found) > len(lines) else ""
     says = f"{some}Of public groups of the rows that are declared public; lowest at the end: {lines[0].name}."
-    return Chart(f"groups-{place}", f"{_capitalized(axis.label)} by group: {run['name']}", says, _ROUND, axis, lines)
+    title = f"{axis.label[0].upper()}{axis.label[1:]} by group: {run['name']}"
+    return Chart(f"groups-{place}", title, says, _ROUND, axis, lines)
 
 
 def utility(found: dict[str, Any]) -> Chart | None:
@@ -126,7 +124,7 @@ def utility(found: dict[str, Any]) -> Chart | None:
 
 # ---- privacy
 def privacy(runs: Sequence[Run]) -> list[Chart]:
-    """Chart epsilon by round, the best attack, and delta by epsilon of each run, on common axes where they fit."""
+    """Return the charts of epsilon by round, the best attack, and delta by epsilon of each run, on common axes."""
     lasts = [[one["epsilon"][-1] for one in run["epsilon_by_round"] if one["epsilon"] is not None] for run in runs]
     most = [found for values in lasts if (found := max(values, default=0.0))]
     common = max(most) if len(most) > 1 and max(most) <= 4 * min(most) else None
@@ -136,7 +134,7 @@ def privacy(runs: Sequence[Run]) -> list[Chart]:
 
 
 def epsilons(run: Run, place: int, end: float | None = None) -> Chart | None:
-    """Chart epsilon of the rounds so far for each adversary."""
+    """Chart epsilon after each round, one line per adversary."""
     known = [one for one in run["epsilon_by_round"] if one["epsilon"] is not None]
     if not known:
         return None
@@ -186,7 +184,7 @@ def deltas(run: Run, place: int, end: float | None = None) -> Chart | None:
 
 
 def silos(run: Run, place: int) -> Bars | None:
-    """Draw every silo's own epsilon as a bar."""
+    """Return a bar chart of every silo's own epsilon; None for one silo or more than 40."""
     known = [one for one in run["silos"] if one["epsilon"] is not None]
     rows = tuple((one["silo"], float(one["epsilon"]), upto(one["epsilon"])) for one in known)
     if not 1 < len(rows) <= 40:
@@ -196,7 +194,7 @@ def silos(run: Run, place: int) -> Bars | None:
 
 
 def audits(run: Run, place: int) -> Bars | None:
-    """Draw lower bounds on epsilon by attacks, with the certified upper bounds as marks."""
+    """Return a bar chart of the lower bounds on epsilon by attacks, with the certified upper bounds as marks."""
     found = []
     for one in run["audit"].get("mechanism", {}).get("mechanism", []):
         rounds, _, several = one["attack"].partition(" rounds at once")
@@ -218,7 +216,7 @@ def audits(run: Run, place: int) -> Bars | None:
 
 # ---- how a run went
 def norms(run: Run, place: int) -> Chart | None:
-    """Chart percentiles of update norms, and the clip norm, by round. NOT private."""
+    """Chart percentiles of update norms, and the clip norm, by round: a diagnostic that is NOT private."""
     found = run["diagnostics"]
     if found is None:
         return None
@@ -234,7 +232,7 @@ def norms(run: Run, place: int) -> Chart | None:
 
 
 def clipped(runs: Sequence[Run]) -> Chart | None:
-    """Chart the share of updates that were clipped, by round. NOT private."""
+    """Chart the share of updates that were clipped, by round: a diagnostic that is NOT private."""
     lines = tuple(
         _series(run["name"], found["round"], found["value"], tone)
         for tone, run in enumerate(runs[:MAX_SERIES])
@@ -248,7 +246,7 @@ def clipped(runs: Sequence[Run]) -> Chart | None:
 
 
 def spectra(run: Run, place: int) -> Chart | None:
-    """Chart the power of noise and released update by frequency, before and after smoothing."""
+    """Chart the spectral power of noise and released update, before and after Laplacian smoothing."""
     found = run["spectrum"]
     if found is None:
         return None
@@ -265,7 +263,7 @@ def spectra(run: Run, place: int) -> Chart | None:
 
 
 def participations(run: Run, place: int) -> Bars | None:
-    """Draw how many clients took part in how many rounds, where cohorts are public or seen by design."""
+    """Return a bar chart of how many clients took part in how many rounds, where cohorts are public or visible."""
     found = run["participation"]
     each = found["rounds_of_each"]
     if each is None or len(set(each)) == 1:

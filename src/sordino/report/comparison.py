@@ -1,6 +1,6 @@
-"""Certified runs as the report reads them, and runs compared: metrics, privacy cost and differing settings.
+"""Data of certified runs, and comparisons of runs: metrics, privacy cost and differing settings.
 
-Runs that differ only in their seed are one setting: its metrics are means with 95% intervals, and differences to the
+Runs that differ only in their seed form one setting, whose metrics are means with 95% intervals; differences to the
 best setting are paired by seed. Called by `sordino compare`, by the report's page and by `runs.folder`.
 """
 
@@ -45,7 +45,7 @@ class Last:
     def shapes(self, vector: Tensor) -> list[torch.Size] | None:
         """Return the shapes of the model's tensors in the order in which `vector` concatenates them; None if unknown.
 
-        A safetensors file has names but no order, so every tensor is located by its values.
+        A safetensors file does not store this order, so every tensor is located by its values.
         """
         found: list[torch.Size] = []
         left, start = dict(self.model), 0
@@ -64,7 +64,7 @@ class Last:
 @codec.hides_values
 @dataclass(frozen=True)
 class Subject:
-    """A certified run; a PyTorch loop (`make_private`) has only a certificate, a plan and facts."""
+    """A certified run for a report; a DP-SGD loop (`make_private`) has only a certificate, a plan and facts."""
 
     name: str
     certificate: dict[str, Any]
@@ -93,7 +93,7 @@ class Subject:
 
     @property
     def main_metric(self) -> str | None:
-        """The metric that a report leads with: the first one the user asked for or added, else the usual one."""
+        """Name of the report's main metric: the first one that the user asked for or added, else accuracy or loss."""
         asked = self.settings.get("run", {}).get("metrics", [])
         kinds = [one.get("name", one["kind"]) if isinstance(one, dict) else str(one) for one in asked]
         names = ["worst_group" if kind == "group_accuracy" else kind for kind in kinds]
@@ -168,12 +168,9 @@ def _by_setting(
         gaps = [found[seed] - values[best][seed] for seed in found if seed in values[best]] if best is not None else []
         worst = max(own, key=lambda run: [float("inf") if e is None else e for e in run["epsilon"].values()])
         rows.append({
-            "name": label,
-            "runs": [run["name"] for run in own],
-            "seeds": list(found),
+            "name": label, "runs": [run["name"] for run in own], "seeds": list(found),
             "metrics": {name: _estimate([run["metrics"].get(name) for run in own]) for name in _metrics(runs)},
-            "minus_best": _estimate(gaps),
-            "best": place == best,
+            "minus_best": _estimate(gaps), "best": place == best,
             **{name: worst[name] for name in ("epsilon", "relations", *COST_FIELDS)},
             "settings": {one["setting"]: one["values"][group[0]] for one in differ if one["setting"] != SEED},
         })  # fmt: skip
@@ -199,7 +196,7 @@ def _metrics(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _by_seed(group: Sequence[int], subjects: Sequence[Subject], metric: str | None) -> dict[Any, float]:
-    """Return the metric of a setting's runs by seed, or by the runs' places where two runs have the same seed."""
+    """Return the metric of a setting's runs by seed, or by the index of the run where two runs have the same seed."""
     if metric is None:
         return {}
     found = {subjects[k].settings.get("run", {}).get("seed", 0): subjects[k].evaluated[metric] for k in group}
@@ -227,7 +224,8 @@ def comparison_table(found: dict[str, Any]) -> Table:
         if name == metric and gaps:
             columns["minus best"] = lambda row: "best" if row["best"] else _estimate_cell(row["minus_best"], "+")
     for name in adversaries:
-        columns[f"epsilon ({name})"] = lambda row, name=name: epsilon_cell(row, name, rows)  # type: ignore[misc]
+        differ = len({one["relations"].get(name) for one in rows}) > 1  # such epsilons cannot be compared
+        columns[f"epsilon ({name})"] = lambda row, name=name, differ=differ: _epsilon_cell(row, name, differ)  # type: ignore[misc]
     columns["relation"] = lambda row: str(row["relations"][adversaries[0]])
     columns["delta"] = lambda row: upto(row["delta"])
     for name in COST_FIELDS[1:]:
@@ -239,7 +237,7 @@ def comparison_table(found: dict[str, Any]) -> Table:
 
 
 def differences_table(found: dict[str, Any]) -> Table:
-    """Return the keys of plan.toml that differ: one column for each setting, or one row where there are many."""
+    """Return the table of plan.toml keys that differ: one column per setting, or one row if there are many."""
     rows = found["comparison"]["rows"]
     cells = tuple((name, *(cell_text(row["settings"][name]) for row in rows)) for name in rows[0]["settings"])
     head = ("setting", *(row["name"] for row in rows))
@@ -253,8 +251,6 @@ def _estimate_cell(found: dict[str, float | None] | None, sign: str = "") -> str
     return Estimate(found["mean"] or 0.0, found["half_width"]).text(sign)
 
 
-def epsilon_cell(row: dict[str, Any], adversary: str, rows: Sequence[dict[str, Any]]) -> str:
-    """Return epsilon rounded up, with its neighbouring relation where rows differ in it and cannot be compared."""
-    value, relation = row["epsilon"].get(adversary), row["relations"].get(adversary)
-    differ = value is not None and len({one["relations"].get(adversary) for one in rows}) > 1
-    return f"{upto(value, 4)} ({relation})" if differ else upto(value, 4)
+def _epsilon_cell(row: dict[str, Any], adversary: str, with_relation: bool) -> str:
+    value = row["epsilon"].get(adversary)
+    return upto(value, 4) + (f" ({row['relations'].get(adversary)})" if with_relation and value is not None else "")

@@ -1,11 +1,11 @@
-"""Data of the report: what `sordino report --json` prints and the page is drawn from, with privacy curves and spectra.
+"""Data of the report, as `sordino report --json` prints it and the page draws it, with privacy curves and spectra.
 
     epsilon(t)                                   epsilon of the first t releases, by the certificate's own accounting
     F(a) = min over e of exp(e) a + delta(e)     most members found by any test that accuses a share a of non-members
     P_after(w) = P_before(w) / (1 + 2 s (1 - cos w))^2    Laplacian smoothing A = I + s L on a cycle of d coordinates
 
-Adversaries with the same cost share one curve; where silos differ and all adversaries agree, each silo has its own.
-Spectra are functions of two released models and cost no privacy: noise is white before smoothing, so both of its
+Adversaries with the same cost share one curve; where silos differ and all adversaries agree, each silo has a curve.
+Spectra are functions of two released models and cost no privacy. Noise is white before smoothing, so both of its
 spectra are exact; the update is the last released step, noise included, and A is invertible.
 """
 
@@ -46,7 +46,7 @@ _LOSSES = np.sinh(np.linspace(-6, 6, 1201)) / 10  # epsilons within 20 of 0, den
 
 
 def report_data(subjects: Sequence[Subject], notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return everything that the page shows of these runs; `notes` are sentences about several runs together."""
+    """Return all data of the report on these runs; `notes` are sentences about several runs together."""
     found = compare(subjects)
     return {"sordino": __version__, "notes": list(notes), **found, "runs": [_run(one) for one in subjects]}
 
@@ -55,25 +55,17 @@ def _run(subject: Subject) -> dict[str, Any]:
     certificate, reach = subject.certificate, ceilings(subject.plan, subject.facts)
     entries, names = certificate["adversaries"][-1].get("silos", []), certificate["silos"]
     pairs = sorted(((silo, one) for one in entries for silo in one["silos"]), key=lambda pair: pair[0])
+    silos = [
+        {"silo": names[silo] if names else f"silo {silo}", "epsilon": one["epsilon"], "delta": one["delta"]}
+        for silo, one in pairs
+    ]
     return {
-        "name": subject.name,
-        "loop": subject.is_loop,
-        "answer": _answer(subject, reach["models"].true_positives),
-        "metrics": subject.metrics,
-        "epsilon_by_round": over_rounds(subject),
-        "trade_off": trade_off(subject),
-        "delta_curve": delta_curve(subject),
-        "silos": [
-            {"silo": names[silo] if names else f"silo {silo}", "epsilon": one["epsilon"], "delta": one["delta"]}
-            for silo, one in pairs
-        ],
-        "participation": _participation(subject),
-        "diagnostics": _diagnostics(subject),
-        "spectrum": spectrum(subject),
-        "audit": subject.audit,
-        "words": explain(certificate, reach),
-        "certificate": certificate,
-    }
+        "name": subject.name, "loop": subject.is_loop, "answer": _answer(subject, reach["models"].true_positives),
+        "metrics": subject.metrics, "epsilon_by_round": over_rounds(subject), "trade_off": trade_off(subject),
+        "delta_curve": delta_curve(subject), "silos": silos, "participation": _participation(subject),
+        "diagnostics": _diagnostics(subject), "spectrum": spectrum(subject), "audit": subject.audit,
+        "words": explain(certificate, reach), "certificate": certificate,
+    }  # fmt: skip
 
 
 def _answer(subject: Subject, members_found: float) -> dict[str, Any]:
@@ -83,17 +75,13 @@ def _answer(subject: Subject, members_found: float) -> dict[str, Any]:
     return {
         **{key: certificate[key] for key in ("epsilon", "delta", "unit", "relation")},
         "change": CHANGE[certificate["relation"]].format(unit=unit, all=ALL[unit]),
-        "noise": mode,
-        "for_release": mode != "simulation" and certificate["epsilon"] is not None,
-        "metric": main,
-        "value": None if main is None else figures[main],
-        "evaluated_after": subject.evaluated_after,
-        "only_class": figures.get(ONLY_CLASS),
+        "noise": mode, "for_release": mode != "simulation" and certificate["epsilon"] is not None,
+        "metric": main, "value": None if main is None else figures[main],
+        "evaluated_after": subject.evaluated_after, "only_class": figures.get(ONLY_CLASS),
         "rows": [f"{one['rows']:,} {one['what']}" for one in certificate["declared_public"] if "rows" in one["what"]],
-        "chose": subject.facts.selection is not None,
-        "rounds": certificate["counts"]["rounds_accounted"],
+        "chose": subject.facts.selection is not None, "rounds": certificate["counts"]["rounds_accounted"],
         "members_found_at_1_percent": members_found,
-    }
+    }  # fmt: skip
 
 
 def _participation(subject: Subject) -> dict[str, Any]:
@@ -116,28 +104,25 @@ def _diagnostics(subject: Subject) -> dict[str, Any] | None:
     learned = clip is not None and isinstance(clip.clip_norm, Schedule) and clip.clip_norm.learned
     at, why, values = norms[NORMS[1]]["round"], None, None
     if not per_client:
-        why = "Every record is clipped by itself; an update has no clip norm of its own."
+        why = "Every record's gradient is clipped; a whole update has no clip norm."
     elif learned:
-        why = "The clip norm is learnt as the run goes, and not kept round by round."
+        why = "The clip norm is learnt during the run, and not recorded by round."
     elif clip is None or not clip.finite or not at:
         why = "Nothing is clipped."
     else:
         values = [clip.clip_norm_at(int(t) - 1) for t in at]
     return {
-        "private": False,
-        "note": DIAGNOSTIC,
-        "norms": norms,
+        "private": False, "note": DIAGNOSTIC, "norms": norms, "no_clip_norm": why,
         "clip_norm": None if values is None else {"round": at, "value": values},
-        "no_clip_norm": why,
         "clipped_fraction": subject.diagnostic("clipped_fraction") if per_client and (values or learned) else None,
         "signal_to_noise": subject.diagnostic("signal_to_noise"),
-    }
+    }  # fmt: skip
 
 
 # ---- privacy curves
 @dataclass(frozen=True)
 class CostGroup:
-    """Adversaries with the same cost, and the silos that the cost is about (none: the worst of all clients)."""
+    """Adversaries with the same cost, and the silos with that cost (none: the worst case over all clients)."""
 
     adversaries: tuple[Adversary, ...]
     silos: tuple[int, ...] = ()
@@ -151,7 +136,7 @@ class CostGroup:
         return {"label": self.label, "adversaries": list(self.adversaries)}
 
     def epsilon(self, subject: Subject, cost: Cost) -> float | None:
-        """Return the certified epsilon at the run's delta, or at the silos' own deltas; None without a guarantee."""
+        """Return the certified epsilon at the run's delta, or at the silos' deltas; None without a guarantee."""
         lines, facts = self.lines(cost), subject.facts
         if not self.silos:
             value: float | None = headline(lines, facts.delta, facts.deltas)["epsilon"]
@@ -179,7 +164,7 @@ def cost_groups(subject: Subject) -> list[CostGroup]:
 
 
 def over_rounds(subject: Subject) -> list[dict[str, Any]]:
-    """Return epsilon of the releases so far for each group; the last value is the certificate's, None: no guarantee."""
+    """Return epsilon after each of some rounds for each group; the last value is the certificate's."""
     last = run_cost(subject.plan, subject.facts)
     releases, selection = participation(subject.plan, subject.facts).releases, subject.facts.selection
     places = sorted({max(1, round(releases * k / POINTS)) for k in range(1, POINTS)} - {releases})

@@ -1,7 +1,7 @@
-"""Drawing with matplotlib: charts and bars as SVG for the report's page, and figures as picture files.
+"""Drawing with matplotlib: charts and bars as SVG for the report's page, and figures as image files.
 
-Called by the page, by `compare --plot`, `sweep`, `tune`, `Result.plot` and the papers. In the SVG of a
-page text stays text, and every colour is a CSS variable of the page's two themes.
+Called by the page, by `compare --plot`, `sweep`, `tune`, `Result.plot` and the papers. In the SVG of a page text is
+not converted to paths, and every colour is a CSS variable of the page's two themes.
 """
 
 from __future__ import annotations
@@ -24,26 +24,14 @@ from sordino.accounting.rounding import atleast, upto
 # least 25 apart in CIELAB for normal, protanopic, deuteranopic and tritanopic vision (Machado et al. 2009).
 SERIES = ("s0", "s1", "s2", "s3", "s4", "s5", "s6")
 THEMES = {  # light, dark
-    "ground": ("#f6f5f1", "#121417"),
-    "card": ("#ffffff", "#1b1e23"),
-    "ink": ("#1b1d21", "#eceae4"),
-    "quiet": ("#565a61", "#aeb2b9"),
-    "rule": ("#d8d6cf", "#3a3f47"),
-    "link": ("#00549b", "#7cc0f5"),
-    "warn": ("#7a2e00", "#ffc49b"),
-    "warn-ground": ("#fdeee3", "#3b2213"),
-    "bad": ("#9b0016", "#ffb0b5"),
-    "bad-ground": ("#fde4e6", "#4a141a"),
-    "good": ("#0b5c3d", "#8fdcb6"),
-    "good-ground": ("#e6f3ec", "#12301f"),
-    "s0": ("#005a9e", "#6fb9f2"),
-    "s1": ("#ce2f65", "#fe5a14"),
-    "s2": ("#966b00", "#ffff3f"),
-    "s3": ("#8f42f8", "#b56cff"),
-    "s4": ("#671400", "#da748a"),
-    "s5": ("#000045", "#c9fafa"),
+    "ground": ("#f6f5f1", "#121417"), "card": ("#ffffff", "#1b1e23"), "ink": ("#1b1d21", "#eceae4"),
+    "quiet": ("#565a61", "#aeb2b9"), "rule": ("#d8d6cf", "#3a3f47"), "link": ("#00549b", "#7cc0f5"),
+    "warn": ("#7a2e00", "#ffc49b"), "warn-ground": ("#fdeee3", "#3b2213"), "bad": ("#9b0016", "#ffb0b5"),
+    "bad-ground": ("#fde4e6", "#4a141a"), "good": ("#0b5c3d", "#8fdcb6"), "good-ground": ("#e6f3ec", "#12301f"),
+    "s0": ("#005a9e", "#6fb9f2"), "s1": ("#ce2f65", "#fe5a14"), "s2": ("#966b00", "#ffff3f"),
+    "s3": ("#8f42f8", "#b56cff"), "s4": ("#671400", "#da748a"), "s5": ("#000045", "#c9fafa"),
     "s6": ("#2c0017", "#00ff6d"),
-}
+}  # fmt: skip
 LIGHT, DARK = ({name: pair[dark] for name, pair in THEMES.items()} for dark in (0, 1))
 
 WIDTH, HEIGHT = 380.0, 230.0  # of a chart on the page, without its legend, in points
@@ -75,7 +63,7 @@ class Axis:
         return f"{value:.{digits}g}" if side is None else side(value, digits)
 
     def limits(self, values: Sequence[float]) -> tuple[float, float]:
-        """Return where the axis begins and ends for these values."""
+        """Return the lowest and highest number of the axis for these values."""
         known = [v for v in values if math.isfinite(v) and (v > 0 or not self.log)] or [1.0]
         low = min(known) if self.low is None else self.low
         high = max(known) if self.high is None else self.high
@@ -109,7 +97,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with axes: its title, a sentence on what to read off it (`says`), and its series."""
+    """A chart with axes: its title, a sentence on its meaning (`says`), and its series."""
 
     key: str
     title: str
@@ -218,7 +206,7 @@ def draw(chart: Chart | Bars) -> Markup:
 
 @contextmanager
 def _settings(key: str) -> Iterator[None]:
-    """Set matplotlib to keep text as text, to read no `$` as mathematics, and to write reproducible SVG."""
+    """Set matplotlib to write text as text, to treat `$` as a plain character, and to write reproducible SVG."""
     import matplotlib
 
     asked: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": key, "text.parse_math": False, "font.size": 11}

@@ -72,11 +72,10 @@ def _for_each(runs: Sequence[Run], make: Callable[[Run, int], Figure | None]) ->
 def _drawn(figures: Sequence[Figure | None]) -> list[dict[str, Any]]:
     """Return title, sentence, SVG and numbers of every figure, as the template reads them."""
     found = []
-    for one in figures:
-        if one is not None:
-            numbers, left_out = (_bar_numbers(one), False) if isinstance(one, Bars) else _chart_numbers(one)
-            svg = draw(one)
-            found.append({"title": one.title, "says": one.says, "svg": svg, "numbers": numbers, "left_out": left_out})
+    for one in (figure for figure in figures if figure is not None):
+        numbers, left_out = (_bar_numbers(one), False) if isinstance(one, Bars) else _chart_numbers(one)
+        known = {"title": one.title, "says": one.says, "svg": draw(one)}
+        found.append({**known, "numbers": numbers, "left_out": left_out})
     return found
 
 
@@ -109,7 +108,7 @@ def _bar_numbers(bars: Bars) -> Table:
 
 # ---- tables
 def _adversaries(runs: Sequence[Run]) -> Table:
-    """Return what each run guarantees against each adversary; every bound is rounded up."""
+    """Return a table of each run's guarantee against each adversary; every bound is rounded up."""
     lines = [(run["name"], line) for run in runs for line in run["certificate"]["adversaries"]]
     others = sorted({one["delta"] for _, line in lines for one in line["other_deltas"]}, reverse=True)
     rows = []
@@ -131,7 +130,7 @@ def _adversaries(runs: Sequence[Run]) -> Table:
 
 
 def _memberships(runs: Sequence[Run]) -> Table | None:
-    """Return the results of loss-threshold membership attacks beside what the certificates allow."""
+    """Return a table of loss-threshold membership attacks, beside the rates that the certificates allow."""
     rows = []
     for run in runs:
         m = run["audit"].get("membership", {}).get("membership")

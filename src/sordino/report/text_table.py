@@ -26,13 +26,9 @@ REPR_ROWS = 5  # rows at each end of a history that its repr prints
 MIN_SEEDS = 3  # fewest seeds for which a confidence interval is computed
 LOWER_IS_BETTER = ("loss", "rmse", "error", "mae")  # words in a metric's name; for all other metrics higher is better
 _LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-}
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", **{character: f"\\{character}" for character in "&%$#_{}"},
+}  # fmt: skip
 
 
 # ---- cells
@@ -228,7 +224,7 @@ class Row:
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
-    """Return a sentence part that says over which seeds a mean is taken and whether it has an interval."""
+    """Return a phrase that names the seeds of a mean, and whether the mean has an interval."""
     text = f"mean of seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else "one seed"
     if len(seeds) >= MIN_SEEDS:
         return f"{text}, +- 95% interval"
@@ -274,13 +270,9 @@ def entries(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
     for row in sort_rows(rows, metric):
         own, gap = row.estimate, row.minus(best)
         found.append({
-            "setting": row.number,
-            "values": dict(row.settings),
-            metric: own and own.mean,
-            "half_width": own and own.half_width,
-            "minus_best": gap and gap.mean,
-            "minus_best_half_width": gap and gap.half_width,
-            "epsilon_of_one_run": row.epsilon,
+            "setting": row.number, "values": dict(row.settings), metric: own and own.mean,
+            "half_width": own and own.half_width, "minus_best": gap and gap.mean,
+            "minus_best_half_width": gap and gap.half_width, "epsilon_of_one_run": row.epsilon,
             "relation": row.relation,
             "by_seed": {str(seed): value for seed, value in zip(row.seeds, row.values, strict=True)},
         })  # fmt: skip

@@ -1,13 +1,13 @@
 """Charging a run to the ledger of its data set. Called by `execute`, `train`, sweeps and tuning.
 
-A run is charged whole before its first round, so of two that compete for the last of a budget one is admitted. The
-charge is the planned cost, as the certificate will show it. A run that stops early gets nothing back: its models were
-seen. A run that is continued is not charged twice; rounds that are run again after a kill are charged before they run.
-What all runs on the data set have cost is written at the end, in ledger.json.
+A run is charged for all its rounds before the first one, so of two runs that compete for the rest of a budget only one
+is admitted. The charge is the planned cost, as on the certificate. A run that stops early gets no refund, since its
+models were seen. A resumed run is not charged twice; rounds that are repeated after a kill are charged before they run.
+At the end ledger.json states the cost of all runs on the data set.
 
-Every release is noted in the ledger, with the head of the run folder's charge log, before its noise is drawn. So a copy
-of a folder, or an older one that was put back, is charged for the rounds that it releases beside those released
-already; and a ledger that lacks releases which the folder has charged is refused.
+Every release is recorded in the ledger, with the head of the run folder's charge log, before its noise is drawn. So a
+copy of a folder, or an older folder that was put back, is charged for the rounds that it releases in addition; and a
+ledger that lacks recorded releases of the folder is refused.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from sordino.config import Config
 from sordino.errors import CertificateError, ConfigError, StorageError, UserError
 from sordino.ledger.journal import RESTORES
 from sordino.ledger.ledger import Ledger, Request
-from sordino.ledger.totals import Item, Standing
+from sordino.ledger.totals import Item, Statement
 from sordino.runs.charge_log import ChargeLog
 
 NAME = "ledger.json"
 
 
 def ledger_request(config: Config, facts: Facts) -> Request:
-    """Return the first line of a run's cost as a request to the ledger, by silo name where silos have names.
+    """Return a run's cost against who sees the models as a request to the ledger, by silo where silos have names.
 
-    Random cohorts are charged averaged over their random draws, before the run and after it: composed with other runs,
-    whose draws are independent, that is true whatever was drawn.
+    The cost of random cohorts is that of the sampling distribution, also after the run: composed with other runs, whose
+    sampling is independent, it holds whatever cohorts were drawn.
     """
     if config.plan.clients.random:
         facts = replace(facts, max_participations=None, per_client=(), stopped=False)
@@ -49,7 +49,7 @@ def ledger_request(config: Config, facts: Facts) -> Request:
 
 
 def _items(lines: tuple[Line, ...], names: tuple[str, ...]) -> tuple[Item, ...]:
-    """Return a cost's events by silo; silos without names cannot be known again in another run, so must be alike."""
+    """Return the events of a cost by silo name; silos without names must have the same events."""
     if names:
         pairs = [(line, name) for line in lines for k, name in enumerate(names) if not line.silos or k in line.silos]
         return tuple(Item(event, count, silo=name) for line, name in pairs for event, count in line.entries if count)
@@ -61,7 +61,7 @@ def _items(lines: tuple[Line, ...], names: tuple[str, ...]) -> tuple[Item, ...]:
 
 
 def planned_facts(config: Config, charged: Sequence[int] = (), t: int = 0, prepared: int = 1) -> Facts:
-    """Return what a certificate will rest on if the run goes on from round t to its end, after `charged` rounds."""
+    """Return the facts of the certificate if the run continues from round t to its end, after `charged` rounds."""
     rounds = [*charged, *range(t, config.plan.rounds)]
     again = repeated_rounds(rounds)
     spent: dict[str, Any] = {"repeats": len(again), "repeated": again, "prepared": prepared}
@@ -69,14 +69,14 @@ def planned_facts(config: Config, charged: Sequence[int] = (), t: int = 0, prepa
 
 
 def _payer(config: Config, run: str) -> str:
-    """Return the id that is charged: the run's, or that of the tuning which is charged once for all its trials."""
+    """Return the id that is charged: the run's own, or that of the private tuning which pays for all its trials."""
     best = config.privacy.selected
     return run if best is None else best.id
 
 
 @contextmanager
 def _ledger(config: Config) -> Iterator[tuple[Ledger, str] | None]:
-    """Open the ledger that a configuration names, with the name of the data set; None if it names none."""
+    """Open the ledger that a configuration names; yield it with the data set's name, or None without a ledger."""
     file, name = config.privacy.ledger, config.privacy.dataset
     if file is None or name is None:
         yield None
@@ -86,9 +86,9 @@ def _ledger(config: Config) -> Iterator[tuple[Ledger, str] | None]:
 
 
 def check_affordable(config: Config, together: Request | None = None) -> None:
-    """Refuse a run, or many runs `together`, whose cost exceeds the data set's budget, before anything is written.
+    """Refuse a run, or all runs `together`, whose cost exceeds the data set's remaining budget; charge nothing.
 
-    One trial of a tuning is not refused here: all its trials were charged before the first.
+    A trial of a private tuning is not checked: all trials were charged before the first.
     """
     if together is None and config.privacy.selected is not None:
         return
@@ -98,7 +98,7 @@ def check_affordable(config: Config, together: Request | None = None) -> None:
 
 
 def admit_whole(config: Config, run: str) -> None:
-    """Charge a run that no folder can continue, or all trials of a tuning, before the first round."""
+    """Charge, before the first round, a run that cannot be resumed, or all trials of a private tuning."""
     with _ledger(config) as opened:
         if opened is not None:
             request = ledger_request(config, planned_facts(config))
@@ -107,22 +107,22 @@ def admit_whole(config: Config, run: str) -> None:
 
 @dataclass
 class Admission:
-    """An admitted run: every release is noted in the ledger before its noise is drawn."""
+    """A run that its data set's ledger has admitted; records every release in the ledger."""
 
     ledger: Ledger
     run: str
-    released: int  # releases of this run that the ledger knows of
-    elsewhere: int = 0  # those of them from other copies of the folder
+    released: int  # releases of this run in the ledger
+    elsewhere: int = 0  # releases from other copies of the folder
 
     def note(self, number: int, head: str) -> None:
-        """Note that round `number` (from 1) is about to be released; `head` is the charge log's, with its charge."""
+        """Record, before its noise is drawn, the release of round `number` (from 1); `head` is the charge log's."""
         self.ledger.note_release(self.run, number, head, self.released)
         self.released += 1
 
 
 @contextmanager
 def admit(config: Config, run: str, log: ChargeLog, t: int, *, prepares: bool) -> Iterator[Admission | None]:
-    """Charge the rounds of a run from round t, beside all that was released of it, before any of them is run."""
+    """Charge the rounds of a run from round t and all its earlier releases, before any of the rounds runs."""
     with _ledger(config) as opened:
         if opened is None:
             yield None
@@ -149,31 +149,31 @@ def admit(config: Config, run: str, log: ChargeLog, t: int, *, prepares: bool) -
         yield Admission(ledger, run, len(noted), elsewhere=len(numbers) - len(log.charges))
 
 
-def final_standing(config: Config, run: str, facts: Facts) -> Standing | None:
-    """Charge what a run has cost beyond its plan; return what the data set has spent, None if no ledger is named."""
+def final_statement(config: Config, run: str, facts: Facts) -> Statement | None:
+    """Charge the cost of a finished run beyond its plan; return the data set's statement, None without a ledger."""
     with _ledger(config) as opened:
         if opened is None:
             return None
         payer = _payer(config, run)
         opened[0].charge_at_least(payer, ledger_request(config, facts).items)
-        return opened[0].standing(payer)
+        return opened[0].statement(run=payer)
 
 
-def read_standing(path: Path, config: Config, facts: Facts) -> Standing | None:
-    """Read ledger.json, None if there is none; refuse another data set's, and one with less than this run costs."""
+def read_statement(path: Path, config: Config, facts: Facts) -> Statement | None:
+    """Read ledger.json, None without one; refuse that of another data set, or with charges below this run's cost."""
     file, named = path / NAME, config.privacy.ledger is not None
     if not named or not file.exists():
         if file.exists() or (named and (path / "certificate.json").exists()):
-            what = "not asked for by" if file.exists() else "missing beside"
+            what = "present without a ledger in" if file.exists() else "missing beside"
             raise CertificateError(NAME, f"{NAME} is {what} plan.toml")
         return None
     try:
-        found: Standing = codec.read(Standing, json.loads(durable_files.read(file)), NAME)
+        found: Statement = codec.read(Statement, json.loads(durable_files.read(file)), NAME)
     except (ValueError, TypeError, RecursionError, UserError) as error:
         raise CertificateError(NAME, f"{NAME} cannot be read ({str(error)[:200]})") from None
     need, name = ledger_request(config, replace(facts, ledger=None)), config.privacy.dataset
     if found.dataset != name or found.limit.mismatch(need.unit, need.relation) is not None:
-        raise CertificateError(NAME, f"{NAME} is of another data set than {name!r}, unit or relation")
+        raise CertificateError(NAME, f"{NAME} is of another data set than {name!r}, or of another unit or relation")
     if not found.covers(need.items):
-        raise CertificateError(NAME, f"{NAME} holds less than this run costs")
+        raise CertificateError(NAME, f"{NAME} has smaller charges than this run's cost")
     return found

@@ -4,16 +4,15 @@ charges.jsonl has one line per release, each bound to the configuration and to t
 
     head_0 = sha256(run.json)        line_k = {round, cohort?, config, before: head_k-1}        head_k = sha256(line_k)
 
-A line that is changed, added, dropped, doubled or moved breaks the hash chain, and so does a plan or a noise mode that
-is changed after the first charge. Somebody who rewrites every file of a folder can make them agree: only a signature
-prevents that.
+A line that is changed, added, dropped, doubled or moved breaks the hash chain, and so does a change of plan or noise
+mode after the first charge. Whoever rewrites all files of a folder can make them agree: only a signature prevents that.
 
-receipts.jsonl has one line after each round of a deployed run: which clients refused (no message left), and how often
-each silo says that this run was charged to its data. It is written only where the cohort is public or visible.
+receipts.jsonl has one line after each round of a deployed run: which clients refused, and how often each silo reports
+that this run was charged to its data. It is written only where the cohort is public or visible.
 
-refused.json is the charge that a budget did not allow: round, cohort, configuration, head of the charge log. It is
-accepted only if the budget, counted again from the charges, has no room for that cohort. A run that a budget has ended
-is over: continuing it with other random cohorts after a look at the model would choose its length by the data.
+refused.json is the charge that a budget refused: round, cohort, configuration, head of the charge log. It is accepted
+only if the budget, recomputed from the charges, refuses that cohort. A run that a budget has ended cannot continue:
+with other random cohorts, drawn after a look at the model, the number of rounds would depend on the data.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class ChargeLog:
     heads: tuple[str, ...]
     charges: tuple[Charge, ...] = ()
     size: int = 0  # bytes of whole lines
-    torn: bool = False  # a last line without an end: a kill while it was written, before its noise
+    torn: bool = False  # the last line has no end: a kill while it was written, before its noise was drawn
 
     @property
     def rounds(self) -> list[int]:
@@ -83,7 +82,7 @@ class ChargeLog:
 
 
 def parse_charges(data: bytes, root: str, config: str, plan: Plan) -> ChargeLog:
-    """Return the charges in the bytes of charges.jsonl; `CertificateError` if a link, a round or a cohort is wrong."""
+    """Parse charges.jsonl; raise `CertificateError` if a link of the hash chain, a round or a cohort is wrong."""
     size = data.rfind(b"\n") + 1
     charges: list[Charge] = []
     heads = [root]
@@ -117,10 +116,10 @@ def _read_charge(line: bytes) -> Charge | None:
 
 
 def _wrong_round(found: int, before: int | None, plan: Plan) -> str:
-    """Say why round `found` cannot follow round `before`; empty if it can.
+    """Return why round `found` cannot follow round `before`; empty if it can.
 
-    Rounds count up from 1; after a kill the same round comes again, or, from the older checkpoint, the one before it.
-    A plan with preparations begins at 0: they are charged before round 1.
+    Rounds count up from 1; after a kill a round is repeated, or, from the older checkpoint, the round before it. A plan
+    with preparations begins at 0: they are charged before round 1.
     """
     first = 0 if plan.prepare else 1
     allowed = (first,) if before is None else (before - 1, before, before + 1)
@@ -132,30 +131,30 @@ def _wrong_round(found: int, before: int | None, plan: Plan) -> str:
 
 def _wrong_cohort(charge: Charge, plan: Plan) -> str:
     if (charge.cohort is not None) != (cohort_is_visible(plan) and charge.round > 0):
-        return "holds a cohort that is not seen, or hides one that is"
+        return "names a cohort that is secret, or does not name one that is visible"
     if charge.cohort is None:
         return ""
     population = plan.clients.population
     if not all(0 <= client < population for client in charge.cohort) or len(set(charge.cohort)) != len(charge.cohort):
-        return f"holds a cohort that is not of {population} clients, each at most once"
+        return f"names a client twice, or one outside the {population} clients"
     fixed = None if plan.clients.random else tuple(plan.clients.draw(charge.round - 1, NO_RANDOMNESS).tolist())
-    return "" if fixed in (None, charge.cohort) else "holds another cohort than the plan's"
+    return "" if fixed in (None, charge.cohort) else "names another cohort than the plan's"
 
 
 def cohort_is_visible(plan: Plan) -> bool:
-    """Whether the release shows by design who took part, so that the cohort may be written down."""
+    """Whether the release reveals by design who took part, so that the cohort may be written to charges.jsonl."""
     return bool({"cohort", "messages"} & plan.release.sees)
 
 
 def next_charge(t: int, cohort: Cohort | None, config: str, before: str) -> bytes:
-    """Return the line that charges round t (from 0) after the head `before`."""
+    """Return the line of charges.jsonl for round t (from 0), chained to the hash `before`."""
     return Charge(t + 1, None if cohort is None else tuple(cohort.tolist()), config, before).line()
 
 
 def check_second_copy(data: bytes, log: ChargeLog, *, at_rest: bool) -> None:
-    """Refuse a charge log that lacks a charge which checkpoint/charged, the second copy of all hashes, has.
+    """Refuse a charge log that lacks a charge whose hash is in checkpoint/charged, the second copy of all hashes.
 
-    A kill between the two writes leaves at most one charge that is not in the copy, or half of it; at rest, none.
+    A kill between the two writes leaves at most one charge without a whole hash in the copy; a finished run, none.
     """
     *whole, rest = data.decode("ascii", "replace").split("\n")
     heads = log.heads[1:]
@@ -181,7 +180,7 @@ class PrefixHash:
 
 
 def read_lines(data: bytes, name: str) -> list[dict[str, Any]]:
-    """Return the objects of a jsonl file; `CertificateError` if a line is not a whole JSON object."""
+    """Parse a jsonl file; raise `CertificateError` if a line is not a whole JSON object."""
     try:
         found = [json.loads(line) for line in data.decode().splitlines()]
     except (ValueError, RecursionError) as error:
@@ -191,27 +190,25 @@ def read_lines(data: bytes, name: str) -> list[dict[str, Any]]:
     return found
 
 
-# ---- receipts of silos ----------------------------------------------------------------------------------------------
-
-
+# ---- receipts of silos
 def receipt_line(note: RoundReceipts) -> bytes:
-    """Return a round's receipts as their line of receipts.jsonl; a line with any other bytes is refused."""
+    """Return a round's receipts as a line of receipts.jsonl."""
     paid = [[receipt.client, receipt.charges] for receipt in note.receipts]
     return json.dumps({"after": note.after, "refused": list(note.refused), "paid": paid}).encode()
 
 
 def read_receipts(folder: Path) -> bytes | None:
-    """Return the bytes of receipts.jsonl, None where no silo has ever sent a receipt."""
+    """Return the bytes of receipts.jsonl; None without such a file."""
     return durable_files.read(folder / RECEIPTS) if (folder / RECEIPTS).exists() else None
 
 
 def whole_lines(data: bytes) -> bytes:
-    """Drop the half line at the end that a kill leaves."""
+    """Return data without an incomplete last line, which a kill leaves."""
     return data[: data.rfind(b"\n") + 1]
 
 
 def parse_receipts(folder: Path, plan: Plan, charges: int) -> tuple[RoundReceipts, ...]:
-    """Return the receipts of a run folder that has `charges` charges, or `CertificateError` if a number is wrong."""
+    """Parse receipts.jsonl of a folder with `charges` charges; raise `CertificateError` if a number is wrong."""
     found: list[RoundReceipts] = []
     lines = whole_lines(read_receipts(folder) or b"").split(b"\n")[:-1]
     if lines and not plan.cohort_is_public:
@@ -223,7 +220,7 @@ def parse_receipts(folder: Path, plan: Plan, charges: int) -> tuple[RoundReceipt
         people = [*note.refused, *(receipt.client for receipt in note.receipts)]
         known = all(0 <= client < plan.clients.population for client in people) and len(set(people)) == len(people)
         if not known or not (found[-1].after if found else 0) <= note.after <= charges:
-            what = "names a client twice, or one that is none, or does not follow the charges"
+            what = "names a client twice, or an unknown client, or does not follow the charges"
             raise CertificateError(RECEIPTS, f"{RECEIPTS} line {number} {what}")
         found.append(note)
     return tuple(found)
@@ -242,7 +239,7 @@ def _read_receipt(data: bytes) -> RoundReceipts | None:
 
 
 def last_counts(path: Path, plan: Plan, log: ChargeLog) -> dict[int, int]:
-    """Return by client the most charges of this run that any of its receipts states."""
+    """Return each client's largest number of charges of this run, by its receipts."""
     most: Counter[int] = Counter()
     for note in parse_receipts(path, plan, len(log.charges)):
         most |= Counter({receipt.client: receipt.charges for receipt in note.receipts})
@@ -250,18 +247,16 @@ def last_counts(path: Path, plan: Plan, log: ChargeLog) -> dict[int, int]:
 
 
 def filter_after_charges(path: Path, plan: Plan, budget: Filter, log: ChargeLog, deployed: bool = False) -> Filter:
-    """Return the budget that is left after the charges of a folder, as corrected by the silos' receipts."""
+    """Return the clients' budgets after the charges of a folder, corrected by the silos' receipts."""
     notes = parse_receipts(path, plan, len(log.charges))
     budget = replace(budget, elsewhere=ClientCharges.of(plan)) if deployed or notes else budget
     replay_charges(plan, log.rounds, log.cohorts(plan), notes, budget)
     return budget
 
 
-# ---- a budget that ended the run ------------------------------------------------------------------------------------
-
-
+# ---- a budget that ended the run
 def read_refusal(path: Path, log: ChargeLog, config: Config, digest: str) -> BudgetError | None:
-    """Return the error of the budget that ended the run; `CertificateError` if only refused.json says that one did."""
+    """Return the refusal that ended the run, by refused.json; `CertificateError` if the budget does not refuse it."""
     if not (path / REFUSED).exists():
         return None
     lines = b"".join(charge.line() + b"\n" for charge in log.charges) + durable_files.read(path / REFUSED)

@@ -45,7 +45,7 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 @codec.hides_values
 @dataclass(frozen=True)
 class Executed:
-    """A finished run: its folder, history and certificate, notes for its owner, and the model where it is here."""
+    """A finished run: its folder, history, certificate, notes for the user, and the model if it is in memory."""
 
     path: Path
     history: list[dict[str, Any]]
@@ -55,21 +55,13 @@ class Executed:
 
 
 def execute(
-    config: Config,
-    path: Path,
-    *,
-    resume: bool = False,
-    engine: Engine | None = None,
-    on_round: OnRound | None = None,
-    sign: Path | None = None,
-    task: Task | None = None,
-    tried: bool = False,
-) -> Executed:
-    """Run a configuration into the folder `path`. Every mistake is found before the first byte is written.
+    config: Config, path: Path, *, resume: bool = False, engine: Engine | None = None, on_round: OnRound | None = None,
+    sign: Path | None = None, task: Task | None = None, tried: bool = False,
+) -> Executed:  # fmt: skip
+    """Run a configuration into the folder `path`; wrong input is refused before the first byte is written.
 
-    A rank other than 0 serves, and never returns. `task` replaces the data that the file names, where they are not
-    here: a server's task has no record. `tried`: a private tuning, which has paid for the run, runs it as one of its
-    trials; such a file is refused otherwise.
+    A rank other than 0 serves rank 0 and never returns. `task` replaces the data that the file names: the task of a
+    server has no records. `tried` is set by a private tuning, which was charged for this run as one of its trials.
     """
     if config.privacy.selected is not None and not tried:
         config.check_alone()
@@ -96,7 +88,7 @@ def execute(
                 admitted = admission.admit(config, writer.header.run, writer.log, t, prepares=prepares)
                 writer.admission = held.enter_context(admitted)
             budget = config.budget if config.privacy.limited else None
-            if budget is not None:  # what earlier rounds took of a client's budget stays taken
+            if budget is not None:  # earlier rounds of a resumed run count against the clients' budgets
                 budget = charge_log.filter_after_charges(path, config.plan, budget, writer.log, engine.deployed)
                 start = replace(start, budget=budget)
             if engine.deployed:
@@ -107,19 +99,14 @@ def execute(
             if isinstance(error, RuntimeError) and not any(word in str(error) for word in _NO_MEMORY):
                 raise
             found = f"no memory left ({str(error).splitlines()[0] if str(error) else 'MemoryError'})"
-            fix = f"free some, or use a smaller model or cohort, and add --resume: {durable_files.SAFE}"
-            raise StorageError(found, "room for the clients that are computed at once", fix) from None
+            fix = f"free memory, or use a smaller model or cohort, and add --resume: {durable_files.SAFE}"
+            raise StorageError(found, "memory for the clients that are computed at once", fix) from None
 
 
 def _finish(
-    config: Config,
-    task: Task,
-    writer: RunWriter,
-    state: State,
-    refused: BudgetError | None,
-    notes: tuple[str, ...],
+    config: Config, task: Task, writer: RunWriter, state: State, refused: BudgetError | None, notes: tuple[str, ...],
     key: Ed25519PrivateKey | None,
-) -> Executed:
+) -> Executed:  # fmt: skip
     """Write the model and the certificate after the last round."""
     folder, before = RunFolder(writer.path, config), writer.header.earlier
     model = final_model(config.plan, task, state)
@@ -132,27 +119,27 @@ def _finish(
         raise BudgetError(f"stopped after round {state.t}: {refused}; model and certificate are in {folder.path}")
     if writer.admission is not None and writer.admission.elsewhere:
         count = writer.admission.elsewhere
-        notes += (f"{count} releases of this run came from another copy of its folder; the ledger has both",)
+        notes += (f"{count} releases of this run came from another copy of its folder; the ledger charged both",)
     history = folder.history()
     return Executed(folder.path, history, made, (*notes, *single_class_note(history)), model)
 
 
 def earlier_runs(task: Task) -> lineage.Runs:
-    """Return the runs that the weights of a task come from, by its module or its file."""
+    """Return the private runs in which a task's initial weights were trained, known by its module or weights file."""
     clients, others = task.clients, () if task.init is None else task.init.earlier
     here = () if clients.here is not None else (clients.records.x, clients.records.y)
     return lineage.runs_of_model(task.model, here, others)
 
 
 def attach_lineage(model: nn.Module, config: Config, before: lineage.Runs) -> None:
-    """Attach to a run's model, and so to its file, this run as planned and the runs before it."""
+    """Attach this run's planned cost and the runs `before` it to a model, so that they are saved with the model."""
     plan = config.plan
     planned = EarlierRun.of_cost(plan.forecast, config.delta, f"plan {plan.hash[:16]}", lineage.IN_FILE)
     lineage.attach_lineage(model, (*before, planned), lineage.lineage_note(planned, before))
 
 
 def register_lineage(model: nn.Module, task: Task, runs: lineage.Runs) -> None:
-    """Attach to a model what its finished run has cost, and let this process recognise its weights and data."""
+    """Attach the cost of the finished `runs` to a model; this process then recognises the model's weights and data."""
     clients = task.clients
     records = () if clients.here is not None else (clients.records.x, clients.records.y)
     lineage.attach_lineage(model, runs, lineage.file_metadata(model)[lineage.FILE_KEY])
@@ -160,26 +147,24 @@ def register_lineage(model: nn.Module, task: Task, runs: lineage.Runs) -> None:
 
 
 def write_preparations(path: Path, task: Task, state: State) -> None:
-    """Write the noised histograms of columns, released before round 1; new rows are scaled by them as the model's."""
+    """Write prepared.json: the noised histograms released before round 1, by which columns are scaled."""
     durable_files.write(path / PREPARED, json.dumps(column_scales(task, state), indent=1).encode() + b"\n")
 
 
 def with_released_columns(task: Task, folder: Path) -> Task:
-    """Return the task as a run's rounds saw it: columns scaled by the histograms that the run has released."""
+    """Return the task with its columns scaled by the histograms in a run's prepared.json, as the rounds saw it."""
     if not task.waiting:
         return task
     released = json.loads(durable_files.read(folder / PREPARED))
     return scaled(task, {name: np.asarray(one["noised_histogram"]) for name, one in released.items()})
 
 
-# ---- continuing a run -----------------------------------------------------------------------------------------------
-
-
+# ---- continuing a run
 @contextmanager
 def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter, RunStart]]:
-    """Lock a run's folder and continue from its last checkpoint.
+    """Lock a run's folder and yield its writer and its state at the last checkpoint.
 
-    What a kill leaves (half a line, a torn checkpoint) is repaired once everything else was found to agree.
+    Damage by a kill (half a line, a torn checkpoint) is repaired after all other files were found to agree.
     """
     folder = RunFolder.open(path, config)
     with locked(path):
@@ -195,12 +180,12 @@ def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter,
         for name, prefix in zip((HISTORY, ENGINE), bound, strict=True):  # later lines will be written again
             contents.append(durable_files.read(path / name)[: prefix.size])
             if PrefixHash.of(contents[-1]) != prefix:
-                raise CertificateError(name, f"{name} is not what the checkpoint was written after")
+                raise CertificateError(name, f"{name} does not have the hash that the checkpoint states")
         history, engine = contents
         notes = _other_versions(engine)
         if last is not None and why:
-            back = f"the run goes on from the one before it, after round {last.state.t}"
-            notes.insert(0, f"checkpoint/{STATE} {why}; {back}, and what is run again is charged again")
+            back = f"the run continues from the checkpoint before it, after round {last.state.t}"
+            notes.insert(0, f"checkpoint/{STATE} {why}; {back}, and repeated rounds are charged again")
         _repair(folder, held, history, engine, why)
         writer = RunWriter(path, config, held.header, held.log, history, engine)
         state, lines = None if last is None else last.state, tuple(folder.history())
@@ -208,11 +193,11 @@ def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter,
 
 
 def _check_same(folder: RunFolder, held: Contents, config: Config, task: Task) -> None:
-    """Refuse another configuration, version or data than the run was started with."""
+    """Refuse to resume a run with another configuration, software version or data than it was started with."""
     path, now, header = folder.path, software(config), held.header
     before, given = held.config.task.model, config.task.model
     differ = before.differs(given) if isinstance(before, InMemoryModel) and isinstance(given, InMemoryModel) else []
-    if differ:  # a task made in Python must be of the same kind as the one before; its data are compared below
+    if differ:  # a task made in Python must have the same module, shapes and loss; its data are compared below
         found = f"another task than {path} was started with: {', '.join(differ)}"
         raise DataError(found, "the same module, data and loss for a whole run", "bring them back, or start anew")
     if codec.digest(config) != header.config:
@@ -220,30 +205,30 @@ def _check_same(folder: RunFolder, held: Contents, config: Config, task: Task) -
         raise ConfigError(found, "the same one", f"resume with {path / 'plan.toml'}, or start anew in another --out")
     if header.sordino != now:
         found = f"sordino {now} where {path} was started with sordino {header.sordino}"
-        needed = "one version for a whole run: another may draw or account otherwise"
+        needed = "one version for a whole run: another may draw other noise or account differently"
         raise ConfigError(found, needed, f"install sordino=={header.sordino}, or start anew in another --out")
     changed = folder.fingerprint(header).changed(task)
     if not changed and task.declared_public != header.public:
-        changed = ["what is declared public of them, or the weights that are not trained"]
+        changed = ["the rows that are declared public, or the frozen weights"]
     if changed:
         found = f"other data than {path} was started with: {', '.join(changed)}"
         raise DataError(found, "the same data for a whole run", "bring them back, or start anew in another --out")
 
 
 def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
-    """Refuse to draw correlated noise anew for a charged round whose noise a kill has lost.
+    """Refuse to resume where a kill has lost the correlated noise of a charged round.
 
-    Secure noise cannot be drawn again, and other noise than before is not what the correlated release accounts for.
+    Secure noise cannot be drawn again, and the accounting of correlated noise does not cover a second, different draw.
     """
     lost = next((round for round in charged if round >= t), None)
     if lost is not None and config.privacy.noise == "secure" and config.plan.release.remembers:
-        found = f"round {lost + 1}, whose noise {config.plan.release.kind!r} must remember and a kill has lost"
-        needed = "all noise that was drawn, or none of its round"
+        found = f"round {lost + 1}, whose noise was lost by a kill and is needed by {config.plan.release.kind!r}"
+        needed = "a checkpoint with the noise of every charged round"
         raise ConfigError(found, needed, "start anew in another --out: what was charged stays spent")
 
 
 def _other_versions(engine: bytes) -> list[str]:
-    """Say which library versions have changed since the run was started or last continued."""
+    """Return a note on the library versions that have changed since the run was started or last resumed."""
     lines = charge_log.read_lines(engine, ENGINE)
     before, now = (lines[-1].get("versions") if lines else None), versions()
     if before is None:
@@ -251,11 +236,11 @@ def _other_versions(engine: bytes) -> list[str]:
     if not isinstance(before, dict):
         raise CertificateError(ENGINE, f"{ENGINE} holds a line without versions")
     changed = [f"{name} {now[name]} where it was {before.get(name)}" for name in now if before.get(name) != now[name]]
-    return [f"other versions than before, named on the certificate: {', '.join(changed)}"] if changed else []
+    return [f"library versions changed, named on the certificate: {', '.join(changed)}"] if changed else []
 
 
 def _repair(folder: RunFolder, held: Contents, history: bytes, engine: bytes, why: str) -> None:
-    """Drop what a kill left half done; every step may itself be killed and is then done again."""
+    """Remove the incomplete writes of a killed run; if this is killed too, the next resume repeats it."""
     path, private = folder.path, folder.private
     paid = charge_log.whole_lines(charge_log.read_receipts(path) or b"")
     hashes = "".join(f"{head}\n" for head in held.log.heads[1:]).encode()

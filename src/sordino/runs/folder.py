@@ -1,18 +1,18 @@
-"""A run on disk, read back for certificates and reports: every file is checked against the others before it is used.
+"""Folder of a run, read for certificates, reports and `--resume`: all files are checked against each other.
 
-    run.json          which run this is: a random number, hashes of configuration and private part, which rows are
-                      declared public; root of the hash chain
-    plan.toml         the configuration                 charges.jsonl   the hash chain of charges
-    history.jsonl     one line per round (owner only)   engine.jsonl    how it was computed (owner only)
-    receipts.jsonl    who refused and what each silo has paid, where clients are elsewhere and the cohort is no secret
-    refused.json      where a budget ended the run      certificate.sig optional
-    prepared.json     what was released of columns before the first round: new rows are scaled by it as the model's were
-    ledger.json       what the data set had spent in all when this run was charged, where a ledger is named
+    run.json          header: random id, hashes of configuration and private part, rows declared public; root of the
+                      hash chain of charges
+    plan.toml         the configuration                     charges.jsonl    the hash chain of charges
+    history.jsonl     one line per round (owner only)       engine.jsonl     engine and versions (owner only)
+    receipts.jsonl    refusals and charges that silos report, where the cohort is not secret
+    refused.json      the round that a budget refused       certificate.sig  optional signature
+    prepared.json     histograms of columns, released before round 1, by which new rows are scaled
+    ledger.json       statement of the data set's ledger after this run, where a ledger is named
     model.safetensors, certificate.json
-    checkpoint/       owner only, never released: the state and the one before it, the keyed fingerprint of the data, a
-                      second copy of every charge's hash, a lock
+    checkpoint/       owner only, never released: the last two states, the keyed fingerprint of the data, a second copy
+                      of every charge's hash, a lock
 
-A copy without checkpoint/ is what may be released; it certifies, and cannot be continued.
+A copy without checkpoint/ may be released; it can be certified but not resumed.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from sordino.runs.charge_log import CHARGES, RECEIPTS, ChargeLog, PrefixHash
 from sordino.runs.writer import BEFORE, ENGINE, HISTORY, STATE, Checkpoint, Fingerprint, Header, TornError
 
 PREPARED, AUDIT = "prepared.json", "audit.json"
-MEMORY = "in memory"  # engine.jsonl of a run that was written down after its end
-UNLOADED = ("a known kind", "one that was added")  # what a file of somebody's own parts would have brought
+MEMORY = "in memory"  # in engine.jsonl: the run was saved to a folder after its end
+UNLOADED = ("a known kind", "a registered function")  # `needed` of an error where a user's own part is not loaded
 
 
 @dataclass(frozen=True)
 class Contents:
-    """Header, configuration and charges of a folder, which agree."""
+    """Header, configuration and charges of a run's folder, checked against each other."""
 
     header: Header
     config: Config
@@ -64,11 +64,11 @@ class RunFolder:
     """The folder of one run."""
 
     path: Path
-    known: Config | None = None  # what runs here now: plan.toml is compared with it, and not read a second time
+    known: Config | None = None  # configuration that runs now: plan.toml is compared with it instead of parsed again
 
     @classmethod
     def open(cls, path: Path, known: Config | None = None) -> RunFolder:
-        """Return the folder of a run; refuse a path that has no run in it."""
+        """Return the folder of a run; refuse a path without plan.toml and run.json."""
         there = [(path / name).is_file() for name in ("plan.toml", "run.json")]
         if not any(there):
             whole = (path / "sweep.json").is_file()
@@ -76,7 +76,7 @@ class RunFolder:
             raise ConfigError(f"no plan.toml in {path}", "the folder of a run", fix)
         if not all(there):
             gone = "run.json" if there[0] else "plan.toml"
-            raise CertificateError(gone, f"{gone} is missing in {path}: it was removed, or an earlier version ran here")
+            raise CertificateError(gone, f"{gone} is missing in {path}: removed, or the run is of an earlier version")
         return cls(path, known)
 
     @property
@@ -86,13 +86,12 @@ class RunFolder:
     def _read(self, name: str) -> bytes:
         return durable_files.read(self.path / name)
 
-    # ---- contents ---------------------------------------------------------------------------------------------------
-
+    # ---- contents
     def config(self, header: Header | None = None) -> Config:
         """Return the configuration that the run was started with; an edited plan.toml is refused."""
         header, text = header or Header.of_bytes(self._read("run.json")), self._read("plan.toml")
         if hashlib.sha256(text).hexdigest() != header.plan:
-            what = "plan.toml is not what the run was started with: it was changed after run.json was written"
+            what = "plan.toml was changed after the run was started"
             raise CertificateError("plan.toml", what)
         known = self.known
         if known is not None and codec.digest(known) == header.config and text == codec.to_toml(known).encode():
@@ -100,38 +99,36 @@ class RunFolder:
         try:
             found = load_config(self.path / "plan.toml")
         except UserError as error:
-            if error.needed in UNLOADED:  # the bytes are those of the run, so it is a part of somebody's own
+            if error.needed in UNLOADED:  # plan.toml has the right hash, so the part is a user's own
                 fix = "install its package, or name its file: --with my_parts.py"
                 raise ConfigError(f"{error.found}, which is not loaded", "the part that ran", fix) from None
-            raise CertificateError("plan.toml", f"plan.toml is not what ran: {error}") from None
+            raise CertificateError("plan.toml", f"plan.toml cannot be read: {error}") from None
         if codec.digest(found) != header.config:
             raise CertificateError("plan.toml", "plan.toml does not have the hash that run.json gives it")
         return found
 
     def contents(self) -> Contents:
-        """Read header, configuration and charges, and check them against each other."""
         data = self._read("run.json")
         header = Header.of_bytes(data)
         config, root = self.config(header), hashlib.sha256(data).hexdigest()
         return Contents(header, config, charge_log.parse_charges(self._read(CHARGES), root, header.config, config.plan))
 
     def fingerprint(self, header: Header) -> Fingerprint:
-        """Read the keyed fingerprint of the data that the run was started with."""
+        """Return the keyed fingerprint of the run's data, from checkpoint/data.json."""
         data = durable_files.read(self.private / "data.json")
         if hashlib.sha256(data).hexdigest() != header.private:
-            raise CertificateError("checkpoint/data.json", "checkpoint/data.json is not what the run was started with")
+            raise CertificateError("checkpoint/data.json", "checkpoint/data.json does not have the hash in run.json")
         return Fingerprint.of_bytes(data)
 
     def history(self) -> list[dict[str, Any]]:
-        """Read history.jsonl: one entry per round."""
         return charge_log.read_lines(self._read(HISTORY), HISTORY)
 
     def refusal(self, held: Contents) -> BudgetError | None:
-        """Return the error of the budget that ended the run before its last round, if one did."""
+        """Return the budget error that ended the run before its last round; None without one."""
         return charge_log.read_refusal(self.path, held.log, held.config, held.header.config)
 
     def facts(self, held: Contents | None = None) -> Facts:
-        """Return what a certificate needs beside the plan."""
+        """Return the facts that a certificate needs beside the plan: charges, metrics, versions, ledger statement."""
         held = held or self.contents()
         config, header, model, history = held.config, held.header, self.path / "model.safetensors", self.history()
         digest = hashlib.sha256(model.read_bytes()).hexdigest() if model.is_file() else ""
@@ -156,16 +153,15 @@ class RunFolder:
             own_code=OwnCode.of_headers(ran),
         )
         found = facts_of_charges(config.plan, held.log.rounds, held.cohorts, known, settled)
-        return replace(found, ledger=admission.read_standing(self.path, config, found))
+        return replace(found, ledger=admission.read_statement(self.path, config, found))
 
-    # ---- the certificate --------------------------------------------------------------------------------------------
-
+    # ---- the certificate
     def finish(self, model: bytes, sign: Callable[[Path], None] | None = None) -> dict[str, Any]:
-        """Write the model, what the data set has spent, and the certificate of what the folder says happened."""
+        """Write model.safetensors, ledger.json and certificate.json of a finished run; return the certificate."""
         durable_files.write(self.path / "model.safetensors", model)
         held = self.contents()
         if held.config.privacy.ledger is not None and not (self.path / admission.NAME).exists():
-            spent = admission.final_standing(held.config, held.header.run, self.facts(held))
+            spent = admission.final_statement(held.config, held.header.run, self.facts(held))
             durable_files.write(self.path / admission.NAME, (json.dumps(codec.dump(spent), indent=1) + "\n").encode())
         made = self.certificate()
         durable_files.write(self.path / "certificate.json", text_of(made).encode())
@@ -174,7 +170,7 @@ class RunFolder:
         return made
 
     def certificate(self, last: str | None = None) -> dict[str, Any]:
-        """Compute the certificate from every file; `last` is the checkpoint's sha256, where checkpoint/ is not here."""
+        """Compute the certificate from all files; `last` is the checkpoint's sha256 where checkpoint/ is missing."""
         held = self.contents()
         last = self._check_at_rest(held) if last is None else last
         bound: dict[str, Any] = {
@@ -196,9 +192,9 @@ class RunFolder:
         return dict(json.loads(json.dumps(made)))
 
     def _check_at_rest(self, held: Contents) -> str:
-        """Return the sha256 of the last checkpoint; refuse a folder whose files do not agree with it.
+        """Return the sha256 of the last checkpoint; refuse a folder whose files do not agree with that checkpoint.
 
-        A damaged checkpoint is refused too: the one before it replaces it only when a run is continued.
+        A damaged checkpoint is refused: only a resumed run falls back to the checkpoint before the last.
         """
         if held.log.torn:
             raise CertificateError(CHARGES, f"{CHARGES} ends in half a line")
@@ -215,7 +211,7 @@ class RunFolder:
                 raise CertificateError("checkpoint", f"a checkpoint is damaged ({error})") from None
         for name, bound in ((HISTORY, last and last.history), (ENGINE, last and last.engine)):
             if PrefixHash.of(self._read(name)) != (bound or PrefixHash()):
-                raise CertificateError(name, f"{name} is not what the checkpoint was written after")
+                raise CertificateError(name, f"{name} does not have the hash that the checkpoint states")
         stop, rounds = held.config.run.stop, held.config.plan.rounds
         end = rounds if stop is None else stop.ends(self.history()) or rounds
         if self.refusal(held) is None and (last is None or last.state.t != end):
@@ -223,7 +219,7 @@ class RunFolder:
         return "" if last is None else last.sha256
 
     def certify(self) -> dict[str, Any]:
-        """Return the stored certificate, if it is what this folder gives; else `CertificateError` names the field."""
+        """Return the stored certificate if it equals the one computed from this folder; else `CertificateError`."""
         if not (self.path / "certificate.json").is_file():
             found = f"no certificate.json in {self.path}"
             raise ConfigError(found, "a finished run", "finish it: sordino run --resume")
@@ -238,11 +234,9 @@ class RunFolder:
         return computed
 
 
-# ---- runs as a report shows them ------------------------------------------------------------------------------------
-
-
+# ---- runs for reports
 def subjects(targets: list[Path]) -> list[Subject]:
-    """Certify each run for a report, under the shortest ends of their paths that tell them apart."""
+    """Certify each run for a report, and name it by the shortest path suffix that is unique."""
     if not targets:
         raise ConfigError("no run", "the folder of a run, or several", "give the --out of 'sordino run'")
     paths = [target.resolve().parts for target in targets]
@@ -254,7 +248,7 @@ def subjects(targets: list[Path]) -> list[Subject]:
 
 
 def subject(target: Path, name: str) -> Subject:
-    """Certify a run's folder or a DP-SGD loop's file, and return what a report shows of it."""
+    """Certify a run's folder or the certificate file of a DP-SGD loop, and return its data for a report."""
     if not target.exists():
         raise ConfigError(f"{target}, which does not exist", "the folder of a run, or the file of a loop")
     if target.is_file():
@@ -274,7 +268,7 @@ def subject(target: Path, name: str) -> Subject:
 
 
 def audits(folder: Path, run: str) -> dict[str, Any]:
-    """Return what `sordino audit` has found of this run, by layer."""
+    """Return the results of `sordino audit` on this run, by layer, from audit.json."""
     file = folder / AUDIT
     if not file.exists():
         return {}
@@ -285,11 +279,11 @@ def audits(folder: Path, run: str) -> dict[str, Any]:
             return layers
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
-    raise ConfigError(f"{file}, which 'sordino audit' has not written", "its findings", "remove it, and audit again")
+    raise ConfigError(f"{file}, which is damaged", "a file of 'sordino audit'", "remove the file, and audit again")
 
 
 def keep_audit(folder: Path, layer: str, found: dict[str, Any]) -> None:
-    """Write what an audit found into the run's audit.json; no other file of the run is touched."""
+    """Write the result of one audit layer into the run's audit.json; no other file of the run is changed."""
     run = RunFolder.open(folder).contents().header.run
     text = json.dumps({"run": run, "layers": {**audits(folder, run), layer: found}}, indent=2) + "\n"
     durable_files.write(folder / AUDIT, text.encode(), durable_files.PRIVATE)

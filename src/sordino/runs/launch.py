@@ -1,7 +1,7 @@
-"""`sordino run --workers N`: starts N ranks on this machine, watches them, and leaves none behind.
+"""Called by `sordino run --workers N`: starts N ranks on this machine, watches them, and ends all of them.
 
-The watcher loads no torch. It sees the death of a rank at once, whatever the others are doing, ends them, and says in
-one sentence what happened; a rank whose watcher is gone ends itself.
+The watching process loads no torch. When a rank dies, the watcher ends the other ranks and prints one sentence on what
+happened; a rank whose watcher has ended ends too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pathlib import Path
 from sordino.errors import ConfigError, RankError, Stopped
 from sordino.version import RANK, RENDEZVOUS
 
-FAILED, LOST = 3, 4  # exit codes of a rank: its own failure, and that of another
-OWN = (0, 1, 2, 130)  # exit codes of rank 0 that are the run's
-PREFIX, LOCK = "sordino-", "watched"  # of the folder in which ranks meet, and of the file that its watcher locks
+FAILED, LOST = 3, 4  # exit codes of a rank: it failed, or another rank failed
+OWN = (0, 1, 2, 130)  # exit codes of rank 0 that become the exit code of the run
+PREFIX, LOCK = "sordino-", "watched"  # names of the ranks' rendezvous folder, and of the file that the watcher locks
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 GRACE = 3.0  # seconds until ranks that should end are killed
 
@@ -38,7 +38,7 @@ def choose_engine(engine: str | None, workers: int | None) -> tuple[str, int]:
     rank = os.environ.keys() >= RANK
     if rank and workers is not None:
         found = f"--workers {workers} in a process that torchrun started"
-        raise ConfigError(found, "one of them", "drop --workers: torchrun's --nproc-per-node says how many")
+        raise ConfigError(found, "one of them", "drop --workers: torchrun's --nproc-per-node sets the number")
     if rank and engine == "inprocess":
         found = "--engine inprocess in a process that torchrun started"
         raise ConfigError(found, "--engine distributed, or no torchrun", "drop one of them")
@@ -54,13 +54,17 @@ def choose_engine(engine: str | None, workers: int | None) -> tuple[str, int]:
 
 @contextmanager
 def stop_signals() -> Iterator[None]:
-    """Raise `Stopped` on SIGTERM and SIGHUP, so that files and processes are cleared away first.
+    """Raise `Stopped` on SIGTERM and SIGHUP, so that files are closed and processes ended first.
 
-    A signal that is ignored (nohup) stays ignored. Ranks are left alone: their watcher, or torchrun, ends them.
+    A signal that is ignored (nohup) stays ignored. In a rank nothing changes: its watcher, or torchrun, ends it.
     """
+
+    def stop(number: int, _frame: object) -> None:
+        raise Stopped(number)
+
     alone = threading.current_thread() is threading.main_thread() and not os.environ.keys() >= RANK
     asked = [one for one in ENDS if alone and signal.getsignal(one) not in (signal.SIG_IGN, None)]
-    before = [(one, signal.signal(one, _raise_stopped)) for one in asked]
+    before = [(one, signal.signal(one, stop)) for one in asked]
     try:
         yield
     finally:
@@ -68,14 +72,10 @@ def stop_signals() -> Iterator[None]:
             signal.signal(one, handler)
 
 
-def _raise_stopped(number: int, _frame: object) -> None:
-    raise Stopped(number)
-
-
 def launch(command: Sequence[str], workers: int, threads: int = 1) -> int:
     """Run `python command...` as ranks 0 to workers - 1; return the exit code of rank 0, or raise `RankError`.
 
-    The ranks meet in a file, so no port can be taken, and listen on the loopback only.
+    The ranks rendezvous through a file, which needs no free port, and listen on the loopback interface only.
     """
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     with stop_signals(), rendezvous_folder() as folder:
@@ -98,7 +98,7 @@ def launch(command: Sequence[str], workers: int, threads: int = 1) -> int:
 
 @contextmanager
 def rendezvous_folder() -> Iterator[Path]:
-    """Make the folder in which ranks meet, and remove those of watchers that were killed: no process locks them."""
+    """Create the ranks' rendezvous folder; remove folders of killed watchers, which no process locks any more."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
         with suppress(OSError), open(left, "rb") as held:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,7 +110,7 @@ def rendezvous_folder() -> Iterator[Path]:
 
 
 def _watch(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """Wait until rank 0 is done, or a rank has failed and it is known which was first; return the exit codes."""
+    """Return the ranks' exit codes once rank 0 has ended, or once it is known which rank failed first."""
     until = float("inf")
     while True:
         codes = [rank.poll() for rank in ranks]
@@ -126,7 +126,7 @@ def _watch(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End every rank: by SIGTERM, and by SIGKILL if it is still there after `GRACE` seconds."""
+    """Send every rank SIGTERM, and SIGKILL if it is still running after `GRACE` seconds."""
     for rank in ranks:
         with suppress(OSError):
             rank.terminate()
@@ -142,7 +142,7 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _verdict(codes: Sequence[int | None], errors: Sequence[str]) -> int:
-    """Return rank 0's exit code if the run ended by it, else raise the error of the rank that failed first."""
+    """Return the exit code of rank 0 if that decides the run, else raise the error of the rank that failed first."""
     first = next((rank for rank, code in enumerate(codes) if code not in (None, 0, LOST)), None)
     if codes[0] == 0 or (codes[0] in OWN and first in (None, 0)):
         sys.stderr.write(errors[0] if codes[0] != 130 else "")  # the caller reports an interrupt
@@ -163,19 +163,19 @@ def _verdict(codes: Sequence[int | None], errors: Sequence[str]) -> int:
 
 
 def exit_code(error: RankError) -> int:
-    """Return the exit code of a rank: 3, or 4 to tell its watcher that another rank failed."""
+    """Return the exit code of a rank after an error: 3, or 4 to tell its watcher that another rank failed."""
     return LOST if error.lost and RENDEZVOUS in os.environ else FAILED
 
 
 def follow_watcher() -> None:
-    """In a rank, end with the watcher; an interrupt from the keyboard is for rank 0 and the watcher only."""
+    """End this rank when its watcher ends; ranks other than 0 ignore an interrupt from the keyboard."""
+
+    def end_with_watcher() -> None:
+        while os.read(0, 1024):
+            pass
+        os._exit(LOST)
+
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    threading.Thread(target=_end_with_watcher, daemon=True).start()
+    threading.Thread(target=end_with_watcher, daemon=True).start()
     if os.environ["RANK"] != "0":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _end_with_watcher() -> None:
-    while os.read(0, 1024):
-        pass
-    os._exit(LOST)

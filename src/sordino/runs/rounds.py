@@ -34,9 +34,9 @@ OnRound = Callable[[dict[str, Any]], None]
 @codec.hides_values
 @dataclass
 class InMemoryRun(Tally):
-    """Record of a run without a folder."""
+    """Charges and history of a run without a folder, as `train` makes it."""
 
-    run: str = field(default_factory=lambda: secrets.token_hex(16))  # its id, also if it is saved to a folder later
+    run: str = field(default_factory=lambda: secrets.token_hex(16))  # id, also if the run is saved to a folder later
     history: list[dict[str, Any]] = field(default_factory=list)
     engine: list[tuple[int, dict[str, str | int]]] = field(default_factory=list)
 
@@ -60,20 +60,20 @@ class InMemoryRun(Tally):
 @codec.hides_values
 @dataclass(frozen=True)
 class RunStart:
-    """Where a run stands before its next round."""
+    """State of a run before its next round, new or resumed."""
 
     writer: RunWriter | InMemoryRun
-    state: State | None = None  # None: no round is done
+    state: State | None = None  # None: no round has run
     history: tuple[dict[str, Any], ...] = ()
-    budget: Filter | None = None  # after what earlier rounds were charged
+    budget: Filter | None = None  # with the charges of earlier rounds
     refused: BudgetError | None = None  # a budget has ended the run
-    notes: tuple[str, ...] = ()  # what its owner should know
+    notes: tuple[str, ...] = ()  # for the user
 
 
 def check_run(config: Config, task: Task, engine: Engine) -> None:
-    """Refuse every mistake of a run, before anything is charged or written, also in a metric or stopping rule.
+    """Refuse a wrong plan, task, budget, metric or stopping rule before anything is charged or written.
 
-    A plan whose epsilon the accountant cannot prove is refused here too.
+    A plan whose epsilon the accountant cannot prove is refused too.
     """
     check(config.plan, task, engine)
     if config.privacy.silos or config.privacy.client_epsilon is not None:
@@ -88,7 +88,7 @@ def check_run(config: Config, task: Task, engine: Engine) -> None:
 def run_rounds(
     config: Config, task: Task, start: RunStart, engine: Engine, show: OnRound | None = None
 ) -> tuple[State, BudgetError | None]:
-    """Run the rounds that are left, as far as budgets and the stopping rule allow; return the last state."""
+    """Run the remaining rounds, until a budget or the stopping rule ends them; return the last state and a refusal."""
     plan, asked, refused = config.plan, config.run, start.refused
     state = State.initial(plan, task.layout.flatten(task.model))
     if start.state is not None:
@@ -98,8 +98,12 @@ def run_rounds(
             if shapes[0] != shapes[1]:
                 raise CertificateError("checkpoint", f"the checkpoint does not hold what this plan's {who} remembers")
         state = found
-    if plan.prepare and not released_histograms(state):
-        state = _prepare(config, task, start.writer, state)
+    if plan.prepare and not released_histograms(state):  # charged and saved before round 1, for a resumed run to read
+        if config.privacy.limited and start.writer.charged:
+            wrong = "preparations that a kill has lost after they were charged, and a budget that covers them once"
+            raise ConfigError(wrong, "saved preparations", "start anew in another --out: what was charged stays spent")
+        state = prepare_columns(plan, task, config.streams, start.writer.charge, state)[1]
+        start.writer.save(state)
     seen, stop = list(start.history), asked.stop
     over = refused is not None or (stop is not None and stop.ends(seen) is not None)
     remaining = run(
@@ -120,18 +124,8 @@ def run_rounds(
     return state, refused
 
 
-def _prepare(config: Config, task: Task, writer: RunWriter | InMemoryRun, state: State) -> State:
-    """Charge, release and save the preparations before the first round, so that a continued run reads them."""
-    if config.privacy.limited and writer.charged:
-        found = "preparations that a kill has lost after they were charged, and a budget that paid for them once"
-        raise ConfigError(found, "all of them", "start anew in another --out: what was charged stays spent")
-    state = prepare_columns(config.plan, task, config.streams, writer.charge, state)[1]
-    writer.save(state)
-    return state
-
-
 def keep_round(writer: RunWriter | InMemoryRun, done: Round, show: OnRound | None, noise: Mode) -> dict[str, Any]:
-    """Write a round's history, then its checkpoint: a kill between them leaves a line that `--resume` drops."""
+    """Write a round's history line, then its checkpoint; `--resume` drops a line without a checkpoint."""
     line = history_line(done)
     writer.record(line, noise)
     writer.save(done.state)
@@ -141,20 +135,18 @@ def keep_round(writer: RunWriter | InMemoryRun, done: Round, show: OnRound | Non
 
 
 def single_class_note(history: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Return a note if the last evaluated model predicts one class only, which its accuracy may hide."""
+    """Return a note if the last evaluated model predicts one class only, which accuracy alone does not show."""
     last: dict[str, Any] = next((line for line in reversed(history) if "loss" in line), {})
     if "only_class" not in last:
         return ()
     return (f"the model predicts class {last['only_class']} only: read balanced_accuracy, not accuracy",)
 
 
-# ---- progress -------------------------------------------------------------------------------------------------------
-
-
+# ---- progress
 @contextmanager
 def bar_where_seen(rounds: int, asked: bool = True) -> Iterator[OnRound]:
-    """Show a progress bar in a notebook or on a terminal's standard error, nothing in a pipe or if not asked for."""
-    shell = sys.modules.get("IPython")  # looked for only where somebody has imported it
+    """Show a progress bar in a notebook or on a terminal's standard error; none in a pipe, or unless `asked`."""
+    shell = sys.modules.get("IPython")  # set only if it was imported
     if asked and shell is not None and hasattr(shell.get_ipython(), "kernel"):
         from IPython.display import HTML, display
 
@@ -175,7 +167,7 @@ def bar_where_seen(rounds: int, asked: bool = True) -> Iterator[OnRound]:
 
 @contextmanager
 def terminal_bar(rounds: int, stderr: bool = False) -> Iterator[OnRound]:
-    """Show a bar of rich with the metrics of the last evaluation; on standard error it vanishes at the end."""
+    """Show a progress bar with the metrics of the last evaluation; on standard error the bar vanishes at the end."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -187,13 +179,13 @@ def terminal_bar(rounds: int, stderr: bool = False) -> Iterator[OnRound]:
 
 
 def summary(line: dict[str, Any]) -> str:
-    """Return accuracy, rmse and loss of one line of history, and its warnings."""
+    """Return accuracy, rmse and loss of one history line as text, with its warnings."""
     figures = (f"{name} {line[name]:.3f}" for name in ("accuracy", "rmse", "loss") if name in line)
     return " ".join(figures) + warnings(line)
 
 
 def warnings(line: dict[str, Any]) -> str:
-    """Return the warnings of one line of history: updates with NaN, and a model that predicts one class only."""
+    """Return the warnings of one history line: updates with NaN, or a model that predicts one class only."""
     bad = int(line.get(DIAGNOSTIC, {}).get("nonfinite_updates", 0))
     only = f"  predicts class {line['only_class']} only" if "only_class" in line else ""
     return only + (f"  {bad} update(s) with NaN or infinity counted as zero" if bad else "")

@@ -1,8 +1,8 @@
-"""Files of a run while it goes on: a new folder, its lock, charges, history and checkpoints. Called by `execute`.
+"""Writer of a run's folder: creation, lock, charges, history and checkpoints. Called by `execute`.
 
-Order within a round: the charge and its second copy are on disk before noise is drawn; history, then the checkpoint,
-after the step. So a killed run continues from its last checkpoint, and whatever was charged stays charged. The writer
-knows the head of the charge log and the length of every file, so a change by another process is noticed.
+Order within a round: the charge and its second copy are on disk before noise is drawn; after the server's step follow
+the history line and then the checkpoint. So a killed run resumes from its last checkpoint with all its charges. The
+writer knows the head of the charge log and the length of every file, so it detects changes by another process.
 """
 
 from __future__ import annotations
@@ -50,16 +50,15 @@ if TYPE_CHECKING:
 HISTORY, ENGINE = "history.jsonl", "engine.jsonl"
 STATE, BEFORE = "state.safetensors", "before.safetensors"  # the checkpoint, and the one before it
 _SIDES = ("memory", "public_state", "secret_state")
-_ANSWERS = "what module and loss say of a made-up record, so one of them is another"
+_ANSWERS = "the outputs of module and loss on synthetic records, so the module or the loss has changed"
 _EARLIER = tuple[EarlierRun, ...]
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """HMAC-SHA256 of each part of the data (checkpoint/data.json). Without the key, which is never released, it tells
-    nothing of them.
+    """HMAC-SHA256 of each part of the data (checkpoint/data.json); the key is never released.
 
-    `words` are what module and loss return for made-up records: functions of a script have no other mark than a name.
+    `words` are the outputs of module and loss on synthetic records, by which changed code of a script is detected.
     """
 
     key: str
@@ -84,7 +83,7 @@ class Fingerprint:
         return cls(key, parts, model_answers(task))
 
     def changed(self, task: Task) -> list[str]:
-        """Name the parts of a task's data that differ from those of the fingerprint."""
+        """Return the names of the parts of a task's data that differ from the fingerprint."""
         now = Fingerprint.of(task, self.key)
         other = [name for name, before in self.parts.items() if now.parts.get(name) != before]
         return other or ([] if same_answers(self.words, now.words) else [_ANSWERS])
@@ -100,15 +99,15 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Header:
-    """run.json: written once, before the folder has its name; the chain of charges begins at its hash."""
+    """Content of run.json, written once when the folder is created; its hash is the root of the charge log."""
 
     run: str
     config: str
     plan: str  # sha256 of the bytes of plan.toml
     private: str  # sha256 of the bytes of checkpoint/data.json
-    public: tuple[Declared, ...] = ()  # the rows of the data that are declared public, and by whom
+    public: tuple[Declared, ...] = ()  # rows that are declared public, and by whom
     sordino: str = __version__
-    earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
+    earlier: tuple[EarlierRun, ...] = ()  # private runs in which the initial weights were trained
 
     def to_bytes(self) -> bytes:
         hashes = {"config_sha256": self.config, "plan_toml_sha256": self.plan, "private_sha256": self.private}
@@ -128,26 +127,24 @@ class Header:
                 return found
         except (ValueError, TypeError, KeyError, RecursionError, UserError):
             pass
-        raise CertificateError("run.json", "run.json is not a header as this program writes one")
+        raise CertificateError("run.json", "run.json is not a header that this program has written")
 
 
 def software(config: Config) -> str:
-    """Return the version of this package and of those whose parts the configuration has; a run keeps to one set."""
+    """Return the version of this package and of packages whose parts the configuration uses."""
     others = sorted({f" and {part.package} {part.version}" for part in config.foreign})
     return "".join([__version__, *others])
 
 
-# ---- checkpoints ----------------------------------------------------------------------------------------------------
-
-
+# ---- checkpoints
 class TornError(Exception):
-    """A checkpoint that is not what was written: cut short, or with other bytes than its checksum."""
+    """A checkpoint file that is cut short or does not have its checksum."""
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state, the charge log's head when it was written, and hashes of history.jsonl and engine.jsonl up to then."""
+    """State after a round, with the charge log's head and the hashes of history.jsonl and engine.jsonl at that time."""
 
     state: State
     head: str
@@ -155,7 +152,7 @@ class Checkpoint:
     engine: PrefixHash
 
     def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the numbers and the named tensors that the file holds."""
+        """Return the metadata and the named tensors of the checkpoint file."""
         named = {f"{side}.{name}": one for side in _SIDES for name, one in getattr(self.state, side).items()}
         logs = {"history": [self.history.size, self.history.sha256], "engine": [self.engine.size, self.engine.sha256]}
         bound = {"t": self.state.t, "head": self.head, **logs}
@@ -163,7 +160,7 @@ class Checkpoint:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the checkpoint's tensors, round number, charge log head and bound files."""
+        """SHA-256 of the checkpoint's tensors, round number, charge log head and file hashes."""
         bound, named = self._content()
         found = hashlib.sha256(json.dumps(bound).encode())
         for name, tensor in named.items():
@@ -172,13 +169,12 @@ class Checkpoint:
         return found.hexdigest()
 
     def to_bytes(self) -> bytes:
-        """Return the checkpoint as a safetensors file."""
         bound, named = self._content()
         return safetensors.torch.save(named, metadata={"sordino": json.dumps({**bound, "sha256": self.sha256})})
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Checkpoint:
-        """Read what `to_bytes` wrote, or raise `TornError`."""
+        """Parse the bytes of `to_bytes`, or raise `TornError`."""
         try:
             bound = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["sordino"])
             named = safetensors.torch.load(data)
@@ -196,36 +192,36 @@ class Checkpoint:
         return found
 
     def save(self, folder: Path) -> None:
-        """Write the file under another name, then move it; the one before stays, so one of the two is always whole."""
+        """Write the checkpoint and keep the one before it, so that at any time one of the two is undamaged."""
         durable_files.stage(folder / STATE, self.to_bytes(), durable_files.PRIVATE)
         if (folder / STATE).exists():
             durable_files.move(folder / STATE, folder / BEFORE)
         durable_files.move(folder / f"{STATE}{durable_files.PARTIAL}", folder / STATE)
 
     def check(self, log: ChargeLog, *, fallback: bool = False) -> None:
-        """Refuse a checkpoint that was not written after a charge of this log, with the next round's charges at most.
+        """Refuse a checkpoint of another charge log, or one after which more than one round was charged.
 
-        A `fallback`, the checkpoint before the last, may have one more charged round after it.
+        After a `fallback`, the checkpoint before the last, two rounds may have been charged.
         """
         t, heads, wrong = self.state.t, log.heads[1:], ""
         if self.head not in heads:
-            wrong = "belongs to another run, or charges after which it was written are gone"
+            wrong = "belongs to another run, or charges that it follows are missing"
         else:
             place = heads.index(self.head)
             later = {charge.round - t for charge in log.charges[place + 1 :]}
             if log.charges[place].round != t:
-                wrong = f"holds round {t} where the charge it was written after is of another"
+                wrong = f"is of round {t}, and the charge that it follows is of another round"
             elif not later <= ({1, 2} if fallback else {1}):
-                wrong = f"is of round {t}, and later rounds were charged and saved after it"
+                wrong = f"is of round {t}, and later rounds were charged and saved"
         if wrong:
             raise CertificateError("checkpoint", f"the checkpoint {wrong}")
 
 
 def latest(folder: Path, log: ChargeLog) -> tuple[Checkpoint | None, str]:
-    """Return the last checkpoint that is whole and, if that is not the last one written, why; None before the first.
+    """Return the last undamaged checkpoint, None before the first, and why a later one was not used.
 
-    A torn one gives way to the one before it, and its round is run, and charged, again. One that is whole and disagrees
-    with the charges does not: that is no accident of a disk.
+    A damaged checkpoint is replaced by the one before it, whose next round is run and charged again. An undamaged
+    checkpoint that disagrees with the charges is refused: no kill can cause that.
     """
     why = "is missing"
     if (folder / STATE).exists():
@@ -248,19 +244,17 @@ def latest(folder: Path, log: ChargeLog) -> tuple[Checkpoint | None, str]:
     return None, ""
 
 
-# ---- writing --------------------------------------------------------------------------------------------------------
-
-
+# ---- writing
 @dataclass
 class GrowingFile:
-    """A file of lines that is appended to; its size and hash are known without reading it again."""
+    """An append-only file of lines, with its size and hash."""
 
     file: Path
     size: int
     sha: hashlib._Hash
 
     def append(self, line: bytes) -> None:
-        """Add one line, which is on disk when this returns."""
+        """Append one line and sync it to disk."""
         durable_files.append(self.file, line + b"\n", self.size)
         self.size += len(line) + 1
         self.sha.update(line + b"\n")
@@ -271,15 +265,15 @@ class GrowingFile:
 
 
 class RunWriter:
-    """Writer of a run's folder, which continues each file after what it has; every release is charged here first."""
+    """Writer of a run's folder, which appends to its files; every release is charged here before its noise is drawn."""
 
     def __init__(
         self, path: Path, config: Config, header: Header, log: ChargeLog, history: bytes = b"", engine: bytes = b""
     ) -> None:
         self.path, self.config, self.header = path, config, header
-        self.log = log  # the charges that were there when this process began
+        self.log = log  # charges before this process
         self.head, self.charged = log.heads[-1], len(log.charges)
-        self.admission: Admission | None = None  # to the ledger that the run is charged to
+        self.admission: Admission | None = None  # where the run is charged to a ledger
         paid = charge_log.whole_lines(charge_log.read_receipts(path) or b"") if log.charges else b""
         self.charges, self.charged_copy, self.history, self.engine, self.receipts = (
             GrowingFile(path / name, len(data), hashlib.sha256(data))
@@ -293,9 +287,9 @@ class RunWriter:
         )
 
     def charge(self, t: int, cohort: Cohort | None) -> None:
-        """Write one release down before any of its noise exists: twice here, and in the ledger that it is charged to.
+        """Write the charge of round t before its noise is drawn: to both copies here, and to the ledger if any.
 
-        `cohort` is None where the release does not show it.
+        `cohort` is None where the release does not reveal the cohort.
         """
         line = charge_log.next_charge(t, cohort, self.header.config, self.head)
         self.charges.append(line)
@@ -306,25 +300,25 @@ class RunWriter:
             self.admission.note(t + 1, self.head)
 
     def settle(self, refused: tuple[int, ...], paid: tuple[Receipt, ...]) -> None:
-        """Write the silos' receipts of the last charge."""
+        """Write the silos' refusals and receipts of the last charged round."""
         if not self.receipts.file.exists():
             durable_files.write(self.receipts.file, b"")
         self.receipts.append(charge_log.receipt_line(RoundReceipts(self.charged, refused, paid)))
 
     def announce(self, rounds: int, header: dict[str, str | int]) -> None:
-        """Write how the rounds after `rounds` are computed: one line each time the run is started or continued."""
+        """Write engine and library versions of the rounds after `rounds`: one line per start or resume of the run."""
         self.engine.append(json.dumps({"after_round": rounds, "versions": versions(), **header}).encode())
 
     def record(self, line: dict[str, Any], noise: Mode) -> None:
-        """Write one line of history, without what must not be released."""
+        """Write one history line, without diagnostics that must not be released under this noise mode."""
         self.history.append(json.dumps(releasable(line, noise)).encode())
 
     def save(self, state: State) -> None:
-        """Write the checkpoint, which binds the charges, history and engine lines so far."""
+        """Write the checkpoint of a state, with the hashes of charges, history and engine lines so far."""
         Checkpoint(state, self.head, self.history.prefix, self.engine.prefix).save(self.path / "checkpoint")
 
     def refuse(self, config: Config, error: BudgetError) -> None:
-        """Write which round and cohort a budget refused; the cohort only where it is visible by design."""
+        """Write refused.json: the round that a budget refused, with its cohort if the release reveals cohorts."""
         t, cohort = error.refused
         seen = cohort if charge_log.cohort_is_visible(config.plan) else None
         line = charge_log.next_charge(t, seen, self.header.config, self.head)
@@ -333,7 +327,7 @@ class RunWriter:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock a run's folder against other processes; the lock ends with its process."""
+    """Lock a run's folder against other processes; the lock ends with this process."""
     file = path / "checkpoint" / "lock"
     try:
         lock = os.open(file, os.O_RDWR | os.O_CREAT, PRIVATE)
@@ -345,7 +339,9 @@ def locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(f"{path}, in which a run is going on", "a folder at rest", "wait for it") from None
+            raise ConfigError(
+                f"{path}, which another process uses", "a folder without a running process", "wait"
+            ) from None
         yield
     finally:
         os.close(lock)
@@ -355,9 +351,9 @@ def locked(path: Path) -> Iterator[None]:
 def created(
     path: Path, config: Config, task: Task, earlier: tuple[EarlierRun, ...] = (), run: str = ""
 ) -> Iterator[RunWriter]:
-    """Create a run's folder and lock it. It is built under another name, moved whole, and never replaces another.
+    """Create and lock a run's folder: built under a temporary name, then moved; an existing folder is never replaced.
 
-    `run` is the id of a run that was in memory so far; else it is drawn. `earlier`: runs that its weights come from.
+    `run` is the id of a run that was in memory so far, else random; `earlier` are runs that trained the weights.
     """
     if path.exists() or path.is_symlink():
         found = f"{path}, which exists"
@@ -388,14 +384,14 @@ def created(
         shutil.rmtree(made, ignore_errors=True)
         reason = error.strerror if isinstance(error, OSError) else error.found
         fix = "nothing was charged; choose another --out"
-        raise ConfigError(f"{path}, which cannot be made ({reason})", "a folder to write to", fix) from None
+        raise ConfigError(f"{path}, which cannot be created ({reason})", "a writable folder", fix) from None
     except (Exception, KeyboardInterrupt):
         shutil.rmtree(made, ignore_errors=True)
         raise
 
 
 def _remove_unfinished(left: Path) -> None:
-    """Remove a folder that a killed run never moved to its place; one that is being built is locked, and stays."""
+    """Remove the temporary folder of a killed process; a folder that is still being built is locked and stays."""
     with suppress(OSError):
         lock = os.open(left / "checkpoint" / "lock", os.O_RDWR | os.O_CREAT)
         try:

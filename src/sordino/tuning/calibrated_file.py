@@ -20,7 +20,7 @@ from sordino.plan import Plan
 from sordino.recipes import RECIPES
 
 NOISE = "noise_multiplier"
-REPLACED = ("noise_multiplier", "release")  # keys of a recipe that a solved release takes the place of
+REPLACED = ("noise_multiplier", "release")  # keys of a recipe that a solved release replaces
 
 
 def solve(config: Config, *, epsilon: float | None, delta: float | None = None, free: str = NOISE) -> Plan:
@@ -31,11 +31,11 @@ def solve(config: Config, *, epsilon: float | None, delta: float | None = None, 
     """
     if config.budgets:
         if epsilon is not None or free != NOISE:
-            found = "silos with budgets of their own, and " + ("--epsilon" if epsilon is not None else f"--free {free}")
-            raise ConfigError(found, "one of them", "drop it: every silo is solved for its own budget")
+            found = "a budget for every silo, and " + ("--epsilon" if epsilon is not None else f"--free {free}")
+            raise ConfigError(found, "one of them", "drop the option: every silo is solved for its own budget")
         return calibrate_silos(config.plan, config.budgets)
     if epsilon is None:
-        raise ConfigError("no --epsilon, and no budgets under [privacy] silos", "a target", "add --epsilon 4")
+        raise ConfigError("no --epsilon, and no budgets under [privacy] silos", "a target epsilon", "add --epsilon 4")
     deltas = config.deltas if delta is None else ()
     lowest = min(deltas or (config.delta if delta is None else delta,))
     if free == NOISE and multipliers(config.plan):
@@ -62,10 +62,10 @@ class CalibratedFile:
 def calibrated_file(
     text: str, table: Mapping[str, Any], *, epsilon: float | None, delta: float | None, free: str
 ) -> CalibratedFile:
-    """Solve a file for its budget; `table` is the parsed `text`, with values changed by --set.
+    """Solve a configuration file for its budget; `table` is the parsed `text`, with values changed by --set.
 
-    The output has the `[recipe]` of the input with the solved number in it, wherever the recipe has a key for it; else
-    the plan that the recipe builds is written out. The result is checked as `sordino plan` checks it.
+    The output keeps the input's `[recipe]` and writes the solved number into it, if the recipe has a key for that
+    number; else the output has the whole plan. The result is checked like `sordino plan`.
     """
     config, given = parse(table), dict(table)
     plan = solve(config, epsilon=epsilon, delta=delta, free=free)
@@ -83,7 +83,7 @@ def calibrated_file(
 
 
 def _with_recipe(table: Mapping[str, Any], plan: Plan, epsilon: float | None, free: str) -> dict[str, Any] | None:
-    """Return the table with values in its recipe that build `plan`; None if no value of the recipe does."""
+    """Return the table with recipe values that build `plan`; None if no recipe values do."""
     recipe = table.get("recipe")
     if not isinstance(recipe, Mapping):
         return None
@@ -101,7 +101,7 @@ def _with_recipe(table: Mapping[str, Any], plan: Plan, epsilon: float | None, fr
 
 
 def _candidates(plan: Plan, epsilon: float | None, delta: float | None, free: str) -> Iterator[dict[str, Any]]:
-    """Yield keys and values of a recipe that may express the solved number."""
+    """Yield recipe keys with values that may set the solved number."""
     yield {}
     if free == "rounds":
         yield {"rounds": plan.rounds}
@@ -123,7 +123,7 @@ def _candidates(plan: Plan, epsilon: float | None, delta: float | None, free: st
 
 
 def _edited(text: str, table: dict[str, Any]) -> str:
-    """Return the input text with one number changed, comments included; else the table written as TOML."""
+    """Return the input text with one number changed, so that comments stay; else the table as new TOML."""
     if tomllib.loads(text) == table:
         return text
     recipe = table["recipe"]

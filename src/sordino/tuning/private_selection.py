@@ -42,12 +42,12 @@ from sordino.tuning.calibrated_file import multipliers
 from sordino.tuning.search_space import Changes, Interval, Space, Sweep, draw_changes
 from sordino.tuning.sweep import evaluate
 
-FREE = ("recipe.", "plan.", "task.model", "task.loss")  # what trials may differ in; never data, clients or budget
+FREE = ("recipe.", "plan.", "task.model", "task.loss")  # keys in which trials may differ; never data, clients, budget
 
 
 @dataclass(frozen=True)
 class PrivateTuning:
-    """A private search: file, search space, distribution of the number of trials, and target epsilon."""
+    """A private hyperparameter search: file, search space, distribution of the number of trials, target epsilon."""
 
     sweep: Sweep
     space: Space
@@ -56,7 +56,7 @@ class PrivateTuning:
 
     @cached_property
     def id(self) -> str:
-        """Random id of the search, its key in a ledger."""
+        """Random id under which the search is charged to a ledger."""
         return secrets.token_hex(16)
 
     @cached_property
@@ -78,8 +78,8 @@ class PrivateTuning:
         if self.epsilon is None:
             return None
         if config.deltas or multipliers(config.plan):
-            fix = "drop --epsilon: every silo keeps its noise, and the certificate says what all trials cost"
-            raise ConfigError("--epsilon, and silos with noise or deltas of their own", "one noise for all", fix)
+            fix = "drop --epsilon: every silo keeps its noise, and the certificate states the cost of all trials"
+            raise ConfigError("--epsilon, and silos that differ in noise or delta", "the same noise for all", fix)
         reads = config.plan.local.reads
         weakest = 0 if reads is None else int(np.argmin(reads.sizes))
 
@@ -89,17 +89,16 @@ class PrivateTuning:
         return calibration.noise_multiplier(line_of, self.epsilon, config.delta)
 
     def config(self, changes: Changes) -> Config:
-        """Return the configuration of a trial, which is charged as the best of all trials."""
+        """Return the configuration of one trial, whose certificate states the cost of the whole search."""
         found = self.sweep.config(changes)
         plan = found.plan if self.noise_multiplier is None else noisier(found.plan, self.noise_multiplier)
         return replace(found, plan=plan, privacy=replace(found.privacy, selected=self.selection))
 
     def check(self) -> None:
-        """Refuse a search over data, without a guarantee, or with a value that changes the cost of a trial."""
+        """Refuse a search over data, a plan without a guarantee, or values that change the cost of a trial."""
         wrong = next((key for key in self.space if not key.startswith(FREE)), None)
         if wrong is not None:
-            fix = "other data are another unit"
-            raise ConfigError(f"{wrong} in the search space", f"keys of {', '.join(FREE)}", fix)
+            raise ConfigError(f"{wrong} in the search space", f"keys of {', '.join(FREE)}", f"drop {wrong}")
         config = self.config({})
         cost = run_cost(config.plan, admission.planned_facts(config))
         if headline(cost.of("models"), config.delta, config.deltas)["epsilon"] is None:
@@ -112,17 +111,17 @@ class PrivateTuning:
                 self.check_alike(config, {key: value})
 
     def check_alike(self, config: Config, changes: Changes) -> None:
-        """Refuse a candidate that has another cost than `config`."""
+        """Refuse a candidate whose privacy cost differs from that of `config`."""
         own = self.config(changes)
         costs = [run_cost(one.plan, admission.planned_facts(one)) for one in (own, config)]
         if costs[0] != costs[1] or (own.delta, own.deltas) != (config.delta, config.deltas):
             keys = ", ".join(f"{key} = {value}" for key, value in changes.items())
             needed = "trials that all cost the same: steps, clip norms, models, but not rounds, rates or noise"
-            fix = "leave it to the file, or to --epsilon"
-            raise ConfigError(f"{keys}, with which a trial has another cost", needed, fix)
+            fix = "set it in the file, or give --epsilon"
+            raise ConfigError(f"{keys}, which changes the privacy cost of a trial", needed, fix)
 
     def draw(self) -> list[tuple[Changes, Config]]:
-        """Draw the trials: how many, which candidates, and in simulation the seed of each; all of it is secret."""
+        """Draw the number of trials, their candidates and, in simulation, their seeds; all of these stay secret."""
         config = self.config({})
         rng = config.streams.at(0, "tries")
         found = []
@@ -130,7 +129,7 @@ class PrivateTuning:
             changes = draw_changes(self.space, rng)
             self.check_alike(config, changes)
             own, seed = self.config(changes), int(rng.integers(2**62))
-            own = replace(own, run=replace(own.run, coins=seed if own.privacy.noise == "simulation" else None))
+            own = replace(own, run=replace(own.run, draw_seed=seed if own.privacy.noise == "simulation" else None))
             found.append((changes, own))
         return found
 
@@ -138,7 +137,7 @@ class PrivateTuning:
 def tune_private(tuning: PrivateTuning, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Run the trials, move the folder of the best one to `out`, and remove all others; return what is released.
 
-    Released are the best run, its score on the rows that chose, and its metric on rows that did not.
+    Released are the best run, its metric on the rows that chose it, and its metric on other public rows.
     """
     if out.exists():
         raise ConfigError(f"{out}, which exists", "a new folder", "choose another --out")
@@ -181,7 +180,7 @@ def _public_rows(task: Task) -> str:
 
 @contextmanager
 def _private_folder(out: Path) -> Iterator[Path]:
-    """Folder that only its owner may read, removed at the end; what a killed search left there is removed unread."""
+    """Create a folder that only its owner may read, and remove it at the end; leftovers of a kill are never read."""
     folder = out.with_name(f".{out.name}.trials")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -189,7 +188,7 @@ def _private_folder(out: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(f"a search into {out} that is running", "a folder of its own", "wait for it") from None
+            raise ConfigError(f"{out}, into which another search runs", "another --out", "or wait for it") from None
         for left in folder.iterdir():
             shutil.rmtree(left)
         try:
@@ -201,7 +200,6 @@ def _private_folder(out: Path) -> Iterator[Path]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """Return the released run in a few lines."""
     metric, made, reported = found["metric"], found["certificate"], found["reported"]
     best = ", ".join(f"{key} = {value_text(value)}" for key, value in found["best"].items())
     return (

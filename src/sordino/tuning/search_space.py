@@ -1,4 +1,4 @@
-"""Search space of a sweep and the runs it asks for, read from `[sweep]`; for `sordino sweep` and `tune --private`."""
+"""Search space of a sweep and its list of runs, read from `[sweep]`; called by `sordino sweep` and `tune --private`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sordino.tuning.calibrated_file import solve
 Changes = dict[str, Any]  # key of the file -> its value in one run
 MOST = 10_000  # combinations of a search space
 RUNS = "runs"  # folder of the runs in a sweep's folder
-SEED, COINS, EPSILON = "run.seed", "run.coins", "epsilon"
+SEED, DRAW_SEED, EPSILON = "run.seed", "run.draw_seed", "epsilon"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Interval:
             raise ConfigError(f"an interval from {self.low:g} to {self.high:g}", needed)
 
     def draw(self, rng: np.random.Generator) -> float | int:
-        """Return a random number, to four digits, since it is written into a file."""
+        """Return a random number of the interval, rounded to four digits."""
         ends = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         found = float(rng.uniform(*ends))
         found = min(max(math.exp(found) if self.log else found, self.low), self.high)
@@ -74,7 +74,6 @@ def read_space(table: Mapping[str, Any], prefix: str = "") -> Space:
 
 
 def draw_changes(space: Space, rng: np.random.Generator) -> Changes:
-    """Draw a value for every key."""
     return {
         key: values.draw(rng) if isinstance(values, Interval) else values[int(rng.integers(len(values)))]
         for key, values in space.items()
@@ -82,7 +81,7 @@ def draw_changes(space: Space, rng: np.random.Generator) -> Changes:
 
 
 def combinations(space: Space) -> list[Changes]:
-    """Return all combinations, the last key varying fastest; refuse intervals."""
+    """Return all combinations of a grid, the last key varying fastest; an interval is refused."""
     lists: dict[str, tuple[Any, ...]] = {}
     for key, values in space.items():
         if isinstance(values, Interval):
@@ -94,7 +93,7 @@ def combinations(space: Space) -> list[Changes]:
 
 
 def random_combinations(space: Space, trials: int, seed: int) -> list[Changes]:
-    """Draw `trials` random combinations by a public seed."""
+    """Draw `trials` random combinations with a public seed."""
     if not 1 <= trials <= MOST:
         raise ConfigError(f"[sweep.random] trials = {trials}", f"1 to {MOST:,}")
     rng = Seeded(seed).at(0, "trials of a sweep")
@@ -125,7 +124,7 @@ class SweepSpec:
 
     @classmethod
     def read(cls, table: Any) -> SweepSpec:
-        """Read `[sweep]`: `epsilon = 8` is a list of one, `[sweep.recipe.NAME]` a { name = NAME, ... } in `recipe`."""
+        """Read `[sweep]`, where `epsilon = 8` means [8], and `[sweep.recipe.NAME]` means { name = NAME, ... }."""
         data = dict(table) if isinstance(table, Mapping) else table
         if isinstance(data, dict):
             if isinstance(data.get("epsilon"), int | float):
@@ -143,15 +142,15 @@ class SweepSpec:
             raise ConfigError(found, "one of them", 'write "recipe.lr" = [0.1, 0.3] under [sweep.grid]')
 
     def settings(self) -> list[Changes]:
-        """Return every epsilon, recipe and combination that is tried, each once; run.seed is no setting.
+        """Return every combination of epsilon, recipe and keys, each once; run.seed is not part of a setting.
 
-        Where recipes are compared, a recipe gets of the common combination only the keys that it takes.
+        Where recipes are compared, each recipe gets only those common keys that are its arguments.
         """
         found: list[Changes] = []
         for epsilon, own, common in itertools.product(self.epsilon or (None,), self._recipes(), self._common()):
             name = own.get("recipe.name")
             if name is not None:
-                takes = _takes(name)
+                takes = _arguments(name)
                 common = {k: v for k, v in common.items() if not k.startswith("recipe.") or k.split(".")[1] in takes}
             changes = {**({} if epsilon is None else {EPSILON: epsilon}), **common, **own}
             if changes not in found:
@@ -169,7 +168,7 @@ class SweepSpec:
         return random_combinations(read_space(table), trials, seed)
 
     def _recipes(self) -> list[Changes]:
-        """Return every recipe with the combinations of its own keys; a value that is no list is fixed."""
+        """Return every recipe with the combinations of its own keys; a value that is not a list is fixed."""
         found: list[Changes] = []
         for given in self.recipe:
             own = {"name": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
@@ -181,8 +180,7 @@ class SweepSpec:
         return found or [{}]
 
 
-def _takes(name: str) -> frozenset[str]:
-    """Return the names of a recipe's arguments; none if there is no such recipe."""
+def _arguments(name: str) -> frozenset[str]:
     return frozenset(inspect.signature(RECIPES[name]).parameters) if name in RECIPES else frozenset()
 
 
@@ -198,10 +196,7 @@ class SweepRun:
 
     @property
     def diverged_file(self) -> Path:
-        """File beside the folder that says that the run's model is not finite.
-
-        A diverged run is not run again, since that would be a new release.
-        """
+        """File beside the run's folder whose existence marks the run as diverged; such a run is never repeated."""
         return self.folder.with_name(f"{self.folder.name}.diverged")
 
     @property
@@ -214,7 +209,6 @@ class SweepRun:
 
     @property
     def text(self) -> str:
-        """Setting and seed in one line."""
         return ", ".join([*(f"{key}={value_text(value)}" for key, value in self.changes.items()), f"seed {self.seed}"])
 
 
@@ -228,22 +222,21 @@ class Sweep:
 
     @classmethod
     def read(cls, path: Path) -> Sweep:
-        """Read the file of a sweep; its `base` is a path relative to it."""
+        """Read the file of a sweep; `base` in it is a path relative to the file."""
         data = read_table(path)
         if "sweep" not in data:
-            raise ConfigError(f"no [sweep] in {path}", "what to try", "see docs/tuning.md")
+            raise ConfigError(f"no [sweep] in {path}", "a [sweep] with the values to try", "see docs/tuning.md")
         return cls.of(data, path.parent)
 
     @classmethod
     def of(cls, data: Mapping[str, Any], beside: Path = Path()) -> Sweep:
-        """Build the sweep of a file's table; the tables of the file take precedence over those of its `base`."""
+        """Return the sweep of a file's table, whose values take precedence over those of its `base` file."""
         rest = {name: value for name, value in data.items() if name not in ("base", "sweep")}
         table = rest if "base" not in data else _over(read_table(beside / str(data["base"])), rest)
         return cls(SweepSpec.read(data["sweep"]), table)
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds, which are the same for every setting."""
         own = self.table.get("run", {}).get("seed", 0) if isinstance(self.table.get("run", {}), Mapping) else 0
         seeds = self.spec.seeds or read_space(self.spec.grid).get(SEED, (own,))
         found: tuple[int, ...] = codec.read(tuple[int, ...], seeds, "sweep.seeds")
@@ -252,7 +245,7 @@ class Sweep:
         return found
 
     def runs(self, out: Path = Path()) -> list[SweepRun]:
-        """Return every run, each with its whole configuration: a mistake in any is found before the first run."""
+        """Return all runs with their checked configurations, so that a mistake is found before the first run."""
         found = []
         for number, changes in enumerate(self.spec.settings()):
             recipe = f"-{changes['recipe.name']}" if "recipe.name" in changes else ""
@@ -262,8 +255,8 @@ class Sweep:
         return found
 
     def config(self, changes: Changes, seed: int | None = None, validation: bool = True) -> Config:
-        """Return one run's configuration, with the rows that choose as test rows; else with those that report."""
-        varied = COINS if self.data[0] == "private" else SEED  # private data keep the same partition into clients
+        """Return one run's configuration; test rows are those that choose (`validation`) or that report."""
+        varied = DRAW_SEED if self.data[0] == "private" else SEED  # private data keep the same partition into clients
         made = self._solved(changes, {} if seed is None else {varied: seed})
         if self.spec.validation is None:
             half = HoldoutPart("validation" if validation else "test", self.spec.split, self.spec.share)
@@ -272,23 +265,24 @@ class Sweep:
         return replace(made, task=replace(made.task, options=options)) if validation else made
 
     def _solved(self, changes: Changes, seed: Changes) -> Config:
-        """Return one run's configuration, with its noise solved for the epsilon of the setting where it has one."""
+        """Return one run's configuration, with its noise solved for the setting's epsilon if it has one."""
         rest = {key: value for key, value in changes.items() if key != EPSILON}
         table, epsilon = dict(self.table), changes.get(EPSILON)
         name, recipe = changes.get("recipe.name"), self.table.get("recipe", {})
-        if name is not None and isinstance(recipe, Mapping):  # of the common keys, those that this recipe takes
+        if name is not None and isinstance(recipe, Mapping):  # keep the common keys that are arguments of this recipe
             names = [given if isinstance(given, str) else given["name"] for given in self.spec.recipe]
-            known = frozenset().union(*map(_takes, names))  # a key that no recipe takes is refused by its name
-            own = {key: value for key, value in recipe.items() if key in _takes(name) or key not in known}
+            known = frozenset().union(*map(_arguments, names))  # keys of no recipe stay, and are refused later
+            own = {key: value for key, value in recipe.items() if key in _arguments(name) or key not in known}
             table["recipe"] = {**own, "name": name}
         if epsilon is None:
             return parse(overridden(table, {**rest, **seed}))
-        takes, delta = _takes(str(table.get("recipe", {}).get("name"))), table.get("privacy", {}).get("delta")
+        takes, delta = _arguments(str(table.get("recipe", {}).get("name"))), table.get("privacy", {}).get("delta")
+        target: Changes = {}
         if "epsilons" in takes:
-            target: Changes = {"recipe.epsilons": [epsilon], **({} if delta is None else {"recipe.deltas": [delta]})}
-            return parse(overridden(table, {**rest, **seed, **target}))
-        if "epsilon" in takes:
+            target = {"recipe.epsilons": [epsilon], **({} if delta is None else {"recipe.deltas": [delta]})}
+        elif "epsilon" in takes:
             target = {"recipe.epsilon": epsilon, **({} if delta is None else {"recipe.delta": delta})}
+        if target:
             return parse(overridden(table, {**rest, **seed, **target}))
         fixed = "release" in table.get("recipe", {}) or "noise_multiplier" not in takes
         made = parse(overridden(table, {**rest, **seed, **({} if fixed else {"recipe.noise_multiplier": 1.0})}))
@@ -305,7 +299,7 @@ class Sweep:
         if declared is not None:
             return declared, f'the file: [sweep] data = "{declared}"'
         if name in datasets.OWN or datasets.foreign(name):
-            return "private", "nobody declared them public"
+            return "private", "not declared public"
         return "public", f"the publisher of {name}"
 
 

@@ -8,8 +8,8 @@ certificate.json    the privacy cost of reading the table: all runs composed, or
 
     epsilon(table) = epsilon( all events of all runs ),   never a sum of epsilons
 
-The settings are fixed before the first run (a grid, or draws from a public seed), so nothing is chosen by what an
-earlier run has shown, and composition needs no more. A run that diverged, or was stopped, is charged as planned.
+The settings are fixed before the first run (a grid, or draws from a public seed), so none depends on the result of an
+earlier run, as composition requires. A run that diverged or was stopped is charged as planned.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ from sordino.version import __version__
 FORMAT = "sordino sweep 1"
 HEADER, CERTIFICATE = "sweep.json", "certificate.json"
 SHARED = (
-    "runs of one seed share their random draws, as the noise is simulated: the epsilon is that of runs which draw "
-    'their own, as they do with noise = "secure"'
+    "runs of one seed share their random draws, as the noise is simulated: the epsilon is that of runs with "
+    'independent draws, as with noise = "secure"'
 )
 FIXED = "the settings were fixed before the first run, and every run is in the table"
-ALIKE = "runs that protect the same thing in the same way"
+ALIKE = "runs with the same unit and the same neighbouring relation"
 Progress = Callable[[float, float, str], None]  # work done, work in all, what was done last
 Failure = tuple[type[SordinoError], str]  # class and sentence of an error
 
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """A sweep and its folder."""
+    """A sweep with its output folder: checks before the first run, table and certificate after the last."""
 
     sweep: Sweep
     out: Path
@@ -87,23 +87,23 @@ class SweepFolder:
         """Whether reading the table has a privacy cost."""
         return self.sweep.data[0] == "private"
 
-    # ---- before the first run ----------------------------------------------------------------------------------------
-
+    # ---- before the first run
     def check(self) -> None:
-        """Refuse, before anything is written, runs for which no certificate could be made."""
+        """Refuse runs that could not be certified together, before anything is written."""
         for config in self.configs:
             config.check_alone()
             config.check_task()
             config.check_budget()
         reporting = self.sweep.config(self.runs[0].changes, validation=False).build()
         if reporting.test is None:
-            raise ConfigError("no public rows that report", "a test file beside the validation file", "name test = ...")
+            found = "no public test rows beside the validation file"
+            raise ConfigError(found, "public rows that report the best setting", "add test = ...")
         if self.charged:
             check_alike(self.configs)
             self.cost()
 
     def cost(self, costs: Sequence[Cost] = ()) -> dict[str, Any]:
-        """Return the composition of all runs, as planned or with the `costs` of what ran, in a certificate's terms."""
+        """Return the cost of all runs composed, as certificate fields: with the given `costs`, else as planned."""
         first = self.configs[0]
         planned = [run_cost(config.plan, admission.planned_facts(config)) for config in self.configs]
         whole = composed(costs or planned, first.plan.clients.population)
@@ -114,13 +114,13 @@ class SweepFolder:
         return {**known, "adversaries": adversaries}
 
     def begin(self, resume: bool) -> None:
-        """Create the folder with sweep.json in it; a ledger must have the budget for all runs together."""
+        """Create the folder with sweep.json; refuse a sweep whose runs together exceed the ledger's budget."""
         asked = {"spec": codec.dump(self.sweep.spec), "run": self.sweep.table}
         header = (json.dumps({"format": FORMAT, "sordino": __version__, **asked}, indent=1) + "\n").encode()
         if resume and self.out.exists():
             if not (self.out / HEADER).is_file() or durable_files.read(self.out / HEADER) != header:
-                found = f"a sweep in {self.out} that asks for something else"
-                raise ConfigError(found, "the same file as before", "choose another --out")
+                found = f"{self.out}, which has another sweep than this file"
+                raise ConfigError(found, "the file that the sweep was started with", "choose another --out")
             return
         if self.out.exists():
             raise ConfigError(f"{self.out}, which exists", "a new folder", "choose another --out, or add --resume")
@@ -131,24 +131,23 @@ class SweepFolder:
         (self.out / RUNS).mkdir(parents=True)
         durable_files.write(self.out / HEADER, header)
 
-    # ---- after the last run ------------------------------------------------------------------------------------------
-
+    # ---- after the last run
     @cached_property
     def histories(self) -> dict[Path, list[dict[str, Any]]]:
-        """The history of every run that did not diverge, by its folder."""
+        """History of every run that did not diverge, by the run's folder."""
         finished = [run for run in self.runs if not run.diverged]
         return {run.folder: RunFolder.open(run.folder, run.config).history() for run in finished}
 
     @cached_property
     def metric(self) -> str:
-        """The metric that chooses the best setting."""
+        """Name of the metric that chooses the best setting."""
         known = {name: 0 for history in self.histories.values() for line in history for name in line}
         names = [name for name in known if name != "round" and "private" not in name and name != "void"]
         return text_table.choose_metric(self.sweep.spec.metric, names)
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The table: one row for every setting."""
+        """Rows of the sweep's table, one for every setting."""
         found = []
         for number, each in groupby(self.runs, key=lambda run: run.number):
             runs = list(each)
@@ -167,7 +166,7 @@ class SweepFolder:
 
     @cached_property
     def rows_used(self) -> dict[str, str]:
-        """Which public test rows chose the best setting, and which rows report its metric."""
+        """Descriptions of the public rows that chose the best setting and of those that report its metric."""
         run, found = self.runs[0], {}
         for name, choosing in (("chosen_by", True), ("reported_on", False)):
             task = self.sweep.config(run.changes, run.seed, validation=choosing).build()
@@ -176,7 +175,7 @@ class SweepFolder:
         return found
 
     def certificate(self) -> dict[str, Any]:
-        """Return the certificate of reading the table, from the folders of the runs, each of which is certified."""
+        """Return the certificate of reading the table, computed from the runs' folders, each of which is certified."""
         certified = [_certified(run) for run in self.runs]
         data, by = self.sweep.data
         nothing: dict[str, Any] = {"epsilon": None, "delta": None, "unit": None, "relation": None, "adversaries": []}
@@ -192,7 +191,7 @@ class SweepFolder:
     def finish(self) -> dict[str, Any]:
         """Write table, figure, best setting and certificate; return their content for --json.
 
-        The best setting is reported on rows that had no part in choosing it.
+        The metric of the best setting is reported on other public rows than those that chose it.
         """
         made, metric = self.certificate(), self.metric
         reported = []
@@ -225,7 +224,7 @@ class SweepFolder:
 def sweep(
     asked: Sweep, out: Path, *, workers: int, resume: bool, own: Sequence[Path], progress: Progress
 ) -> dict[str, Any]:
-    """Execute every run that is missing, in `workers` processes, then write the table."""
+    """Execute every unfinished run, in `workers` processes, then write table and certificate."""
     if workers < 1:
         raise ConfigError(f"--workers {workers}", "at least 1")
     folder = SweepFolder(asked, out)
@@ -244,7 +243,7 @@ def sweep(
 
 
 def forecast(asked: Sweep) -> tuple[dict[str, Any], str]:
-    """Return what would run and what reading its table would cost; of the data only sizes and partition are read."""
+    """Return the runs of a sweep and the cost of reading its table; of the data only sizes and partition are read."""
     folder = SweepFolder(asked, Path())
     folder.check()
     runs = []
@@ -258,12 +257,12 @@ def forecast(asked: Sweep) -> tuple[dict[str, Any], str]:
 
 
 def open_folder(out: Path) -> SweepFolder:
-    """Return the sweep in a folder, as its sweep.json says."""
+    """Return the sweep of a folder, read from sweep.json."""
     try:
         data = json.loads(durable_files.read(out / HEADER))
         return SweepFolder(Sweep.of({**data["run"], "sweep": data["spec"]}), out)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CertificateError(HEADER, f"{HEADER} is not a sweep as this program writes one ({error})") from None
+        raise CertificateError(HEADER, f"{HEADER} is not a sweep that this program has written ({error})") from None
 
 
 def certify(out: Path) -> dict[str, Any]:
@@ -296,7 +295,7 @@ def _certified(run: SweepRun) -> tuple[Cost, dict[str, Any]]:
 
 
 def evaluate(task: Task, folder: Path) -> dict[str, float]:
-    """Return the metrics of a run's model on a task's test rows, prepared as those of the run were."""
+    """Return the metrics of a run's model on a task's test rows, with columns scaled as in the run."""
     task = with_released_columns(task, folder)
     load_weights(task.model, load_file(folder / "model.safetensors"))
     return task.evaluate(task.layout.flatten(task.model))
@@ -319,11 +318,9 @@ def with_runs(targets: Sequence[Path]) -> tuple[list[Path], list[str]]:
     return runs, notes
 
 
-# ---- composition of all runs -----------------------------------------------------------------------------------------
-
-
+# ---- composition of all runs
 def composed(costs: Sequence[Cost], population: int) -> Cost:
-    """Compose the events of all runs, per adversary and per silo; refuse runs that protect different things."""
+    """Compose the events of all runs, per adversary and per silo; refuse runs of different units or relations."""
     units = sorted({cost.unit for cost in costs})
     if len(units) > 1:
         raise ConfigError(f"runs that protect one {units[0]} and runs that protect one {units[1]}", ALIKE)
@@ -350,9 +347,9 @@ def composed(costs: Sequence[Cost], population: int) -> Cost:
 
 
 def check_alike(configs: Sequence[Config]) -> None:
-    """Refuse runs that cannot be composed: other data, deltas, clients, ledger or noise mode.
+    """Refuse runs that cannot be composed: with different data, deltas, clients, ledgers or noise modes.
 
-    Where a client is not the same client in every run, a cost per client would mean nothing.
+    A cost per client has a meaning only if every client has the same records in every run.
     """
 
     def data(config: Config) -> tuple[str, dict[str, Any], tuple[str, ...]]:
@@ -380,13 +377,11 @@ def check_alike(configs: Sequence[Config]) -> None:
             raise ConfigError(found, "the same clients in every run, so that their events compose", fix)
 
 
-# ---- execution of the runs -------------------------------------------------------------------------------------------
-
-
+# ---- execution of the runs
 def _in_processes(
     runs: Sequence[SweepRun], workers: int, own: Sequence[Path]
 ) -> Iterator[tuple[SweepRun, Failure | None]]:
-    """Execute runs in a pool of processes, which end with this process."""
+    """Execute runs in a pool of processes that end with this process; yield each run with its error, if any."""
     before, spawn = set(multiprocessing.active_children()), multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(workers, len(runs)), spawn, initializer=_start_worker, initargs=(tuple(own),))
     try:
@@ -402,7 +397,7 @@ def _in_processes(
 
 
 def _start_worker(own: tuple[Path, ...]) -> None:
-    """In a process of the pool: load the user's own parts, ignore interrupts, end when the parent ends."""
+    """Initialise a process of the pool: load the user's own parts, ignore interrupts, end when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     codec.load_plugins()
     for file in own:
@@ -413,7 +408,7 @@ def _start_worker(own: tuple[Path, ...]) -> None:
 
 
 def _execute(run: SweepRun) -> Failure | None:
-    """Run, or finish, one run; a model that diverged is a result, and is recorded beside its folder."""
+    """Execute or resume one run and return its error; divergence is no error, and is recorded beside the folder."""
     torch.set_num_threads(1)
     try:
         execute(run.config, run.folder, resume=True)

@@ -16,10 +16,7 @@ LISTED = 24  # settings in the figure's list, the best first
 
 
 def guarantee(made: dict[str, Any]) -> str:
-    """Return one sentence on the privacy cost of reading the table of a sweep, from its certificate.
-
-    The epsilon of one run is not that of the table which the run was read in.
-    """
+    """Return one sentence on the privacy cost of reading the whole table of a sweep, from its certificate."""
     runs = f"{len(made['runs'])} runs"
     if not made["charged"]:
         return f"{runs} on {made['data']} data ({made['declared_by']}): reading the table costs no privacy"
@@ -32,7 +29,7 @@ def guarantee(made: dict[str, Any]) -> str:
 
 
 def guarantee_and_diverged(made: dict[str, Any]) -> str:
-    """Return the guarantee, and how many runs diverged."""
+    """Return the sentence of `guarantee` with the number of diverged runs."""
     lost = sum(run["diverged"] for run in made["runs"])
     return guarantee(made) + (f"; {lost} of them diverged and are not shown" if lost else "")
 
@@ -59,7 +56,7 @@ def explain(made: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def draw(rows: Sequence[Row], metric: str, chosen_by: str, path: Path) -> None:
-    """Write `path`.png and `path`.svg: curves, and every setting with its interval as the curves' legend."""
+    """Write `path`.png and `path`.svg: curves by round, and a list of settings with intervals in the same colours."""
     from matplotlib.figure import Figure
 
     keys, finite = varying_keys(rows), [row for row in sort_rows(rows, metric) if row.finite]
@@ -90,7 +87,7 @@ def _list(axes: Any, rows: Sequence[Row], keys: Sequence[str], metric: str) -> N
 
 
 def _curves(rows: Sequence[Row], metric: str) -> Chart:
-    """Chart of the metric by round, mean and band over seeds, of the best settings; the list has their names."""
+    """Chart the metric by round for some settings: mean and 95% band over seeds."""
     found: list[Series] = []
     for tone, row in enumerate(rows):
         band = row.band()

@@ -1,7 +1,7 @@
 """Hyperparameter search of `sordino tune`: local steps, rounds, batch and step size for a budget, on public data.
 
-The papers' rule first, then one hyperparameter after the other, every candidate calibrated to the same budget. Where
-the best value is the smallest or the largest that was tried, the search goes on beyond it, `EXTENSIONS` times at most.
+The search starts from the papers' rule and varies one hyperparameter after the other; every candidate is calibrated to
+the same budget. Where the best value is the smallest or largest one tried, up to `EXTENSIONS` values beyond it follow.
 The search reads public or synthetic records in the shape of the task, never private ones, so it costs no privacy.
 """
 
@@ -42,11 +42,9 @@ Progress = Callable[[float, float, str], None]  # work done, work in all, the la
 Source = Literal["public", "synthetic"]
 
 
-# ---- data for the search ---------------------------------------------------------------------------------------------
-
-
+# ---- data for the search
 def tuning_task(plan: Plan, task: Task, source: Source, seed: int) -> Task:
-    """Return a task of the same shape on public or synthetic records: as many clients and records, and test rows."""
+    """Return a task on public or synthetic records with the same numbers of clients and of records per client."""
     sizes = _sizes(plan, task)
     records, test = _public(task, seed) if source == "public" else _synthetic(task, sum(sizes), seed)
     rng = Seeded(seed).at(0, "stand-in")
@@ -56,7 +54,7 @@ def tuning_task(plan: Plan, task: Task, source: Source, seed: int) -> Task:
 
 
 def _sizes(plan: Plan, task: Task) -> list[int]:
-    """Records per client: as declared where a record is the unit; else the average, which is taken as public."""
+    """Return the records per client: declared sizes with unit record, else the average, which is taken as public."""
     reads, population = plan.local.reads, plan.clients.population
     if reads is not None:
         return [reads.size(silo) for silo in range(population)]
@@ -64,18 +62,18 @@ def _sizes(plan: Plan, task: Task) -> list[int]:
 
 
 def _public(task: Task, seed: int) -> tuple[Records, Records]:
-    """Public records in two halves: one to train on, one to test on."""
+    """Return the public records in two random halves, to train on and to test on."""
     known = task.public or task.test
     if known is None or len(known) < 20:
-        found = "no public records to tune on, and private ones are never read"
-        raise DataError(found, "at least 20 that are declared public", "name a test file, or use --data synthetic")
+        found = "fewer than 20 public records to tune on"
+        raise DataError(found, "at least 20 rows declared public", "name a test file, or use --data synthetic")
     order = torch.from_numpy(Seeded(seed).at(0, "public halves").permutation(len(known)))
     first, second = order[: len(order) // 2], order[len(order) // 2 :]
     return Records(known.x[first], known.y[first]), Records(known.x[second], known.y[second])
 
 
 def _synthetic(task: Task, count: int, seed: int) -> tuple[Records, Records]:
-    """Standard normal inputs, labelled by a random teacher network of the same architecture."""
+    """Return training and test records: standard normal inputs, labelled by a random network of the task's shape."""
     like, rng = task.clients.records, Seeded(seed).at(0, "made up")
     if not like.x.is_floating_point():
         raise DataError("inputs that are not numbers", "a task with numeric inputs", "use --data public")
@@ -95,12 +93,10 @@ def _synthetic(task: Task, count: int, seed: int) -> tuple[Records, Records]:
     return Records(x[:count], y[:count]), Records(x[count:], y[count:])
 
 
-# ---- hyperparameters of a plan ---------------------------------------------------------------------------------------
-
-
+# ---- hyperparameters of a plan
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Rounds, local steps (or epochs), records per batch, and a factor on the step size; None: the plan has none."""
+    """Rounds, local steps (or epochs), records per batch, and a factor on the step size; None if the plan lacks it."""
 
     rounds: int
     steps: int | None = None
@@ -113,7 +109,7 @@ class Hyperparameters:
         return self.rounds * (self.steps or 1)
 
     def at_total(self, steps: int) -> Hyperparameters:
-        """Return the same with other local steps, and as many rounds as keep the total number of iterations."""
+        """Return a copy with other local steps, and rounds that keep the total number of iterations."""
         return replace(self, steps=steps, rounds=max(1, round(self.total / steps)))
 
     @property
@@ -122,7 +118,7 @@ class Hyperparameters:
 
 
 def hyperparameters(plan: Plan) -> Hyperparameters:
-    """Return the plan's hyperparameters: rounds, its local solver's steps or epochs, and the batch of its records."""
+    """Return the plan's hyperparameters: rounds, the local solver's steps or epochs, and its batch size."""
     local = plan.local
     own = getattr(local, "__dataclass_fields__", {})  # a solver's fixed number of steps is no field of it
     steps = next((getattr(local, name) for name in ("steps", "epochs") if name in own and getattr(local, name)), None)
@@ -136,8 +132,8 @@ def hyperparameters(plan: Plan) -> Hyperparameters:
 def with_hyperparameters(plan: Plan, wanted: Hyperparameters) -> Plan:
     """Return the plan with other hyperparameters.
 
-    A clip norm that is lr * steps * zeta (paper 002) follows; a server's step size that falls over the rounds falls
-    over the new ones, and is scaled where the local solver has no step size.
+    A clip norm of lr * steps * zeta (paper 002) is adjusted; a decreasing server step size is stretched to the new
+    number of rounds, and `lr_factor` scales it where the local solver has no step size.
     """
     now, local, encode, server = hyperparameters(plan), plan.local, plan.encode, plan.server
     if getattr(getattr(local, "gradient", None), "kind", "") == "bounded":
@@ -155,8 +151,8 @@ def with_hyperparameters(plan: Plan, wanted: Hyperparameters) -> Plan:
         changes["lr"] = scaled(local.lr, wanted.lr_factor)
     local = replace(local, **changes)  # type: ignore[type-var]
     factor = 1.0 if hasattr(local, "lr") else wanted.lr_factor
-    if getattr(server, "rounds", wanted.rounds) != wanted.rounds:
-        raise PlanError("tuning", f"server {server.kind!r} with rounds of its own", "sgd, adam or accelerated")
+    if server.rounds not in (None, wanted.rounds):
+        raise PlanError("tuning", f"server {server.kind!r} with a fixed number of rounds", "sgd, adam or accelerated")
     if hasattr(server, "v"):
         server = replace(server, v=server.v / factor)  # type: ignore[type-var]
     elif hasattr(server, "lr"):
@@ -166,7 +162,7 @@ def with_hyperparameters(plan: Plan, wanted: Hyperparameters) -> Plan:
 
 
 def first_guess(plan: Plan) -> tuple[str, Hyperparameters]:
-    """Return the papers' rule for a given total number of iterations and its hyperparameters; else the plan's own."""
+    """Return the papers' rule for this plan, in words, and its hyperparameters; without a rule the plan's own."""
     now, reads = hyperparameters(plan), plan.local.reads
     if plan.release.kind == "local_noise" and reads is None and now.steps is not None:
         laplace = plan.release.mechanism.kind == "laplace"  # type: ignore[attr-defined]
@@ -180,12 +176,10 @@ def first_guess(plan: Plan) -> tuple[str, Hyperparameters]:
     return "the plan's own", now
 
 
-# ---- the search ------------------------------------------------------------------------------------------------------
-
-
+# ---- the search
 @dataclass(frozen=True)
 class Tuned:
-    """The hyperparameters proposed for one epsilon, the losses they were chosen by, and what the search cost."""
+    """Hyperparameters proposed for one epsilon, with the losses of all candidates and the search's privacy cost."""
 
     epsilon: float
     delta: float
@@ -199,7 +193,7 @@ class Tuned:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """The proposal as JSON, for `sordino tune --json`."""
+        """The proposal as JSON data, for `sordino tune --json`."""
         proposal = {name: value for name, value in asdict(self.chosen).items() if value is not None}
         found = {"epsilon": self.epsilon, "delta": self.delta, "proposal": proposal, "rule": self.rule}
         if self.silos:
@@ -212,9 +206,9 @@ Trials = dict[Hyperparameters, Losses]
 
 
 class TrialLog:
-    """Finished trials in a folder: a search that was stopped is resumed without repeating them.
+    """Log of finished trials in a folder, so that a stopped search is resumed without repeating them.
 
-    tune.json      the search that was asked for       trials.jsonl   one line per trial, appended as it ends
+    tune.json      options of the search       trials.jsonl   one line per finished trial
     """
 
     def __init__(self, out: Path, asked: dict[str, Any], resume: bool) -> None:
@@ -226,19 +220,18 @@ class TrialLog:
         elif not resume:
             raise ConfigError(f"{out}, which exists", "a new folder", "choose another --out, or add --resume")
         elif not header.is_file() or durable_files.read(header) != search:
-            raise ConfigError(f"a search in {out} that asks for something else", "the same search", "another --out")
+            found = f"{out}, which has a search with other options"
+            raise ConfigError(found, "the same options", "choose another --out")
         lines = self.file.read_text("utf-8").splitlines(keepends=True) if self.file.exists() else []
         whole = [line for line in lines if line.endswith("\n")]  # a kill may leave half a line
         durable_files.write(self.file, "".join(whole).encode())
         self.entries = [json.loads(line) for line in whole]
 
     def trials(self, epsilon: float) -> Trials:
-        """Return the finished trials of one epsilon."""
         own = [entry for entry in self.entries if entry["epsilon"] == epsilon]
         return {Hyperparameters(**entry["hyperparameters"]): tuple(entry["losses"]) for entry in own}
 
     def append(self, epsilon: float, wanted: Hyperparameters, losses: Losses) -> None:
-        """Append one trial to trials.jsonl."""
         entry = {"epsilon": epsilon, "hyperparameters": asdict(wanted), "losses": list(losses)}
         with open(self.file, "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
@@ -251,10 +244,10 @@ def tune(
 ) -> Tuned:  # fmt: skip
     """Return the hyperparameters with the least mean loss over `seeds` simulations, each at (epsilon, delta).
 
-    `public` says which rows of the task are public and who declares it; default: the caller, who made the task.
-    With budgets of the `silos` every candidate gives each silo the noise of its own budget; epsilon is then the worst.
-    `progress` is called after every candidate. `done` are trials of an earlier search that was stopped, which are not
-    run again; `on_trial` is called with every new one.
+    `public` states which rows of the task are public and who declared them; default: the task's own declaration.
+    With budgets of `silos` each silo's noise is calibrated to its own budget, and epsilon is the largest of them.
+    `progress` is called after every candidate. `done` are trials of an earlier, stopped search, which are not
+    repeated; `on_trial` is called with every new trial.
     """
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}", "at least 1")
@@ -323,7 +316,7 @@ class CoordinateSearch:
         return best, curves, tuple(name for name, edge in edges.items() if edge)
 
     def candidates(self, name: str, best: Hyperparameters) -> list[Hyperparameters]:
-        """Return values of one hyperparameter around the best so far; local steps at a constant total."""
+        """Return candidates that vary one hyperparameter around `best`; local steps at constant steps * rounds."""
         if name == "lr_factor":
             return [replace(best, lr_factor=best.lr_factor * factor) for factor in LR_FACTORS]
         if name == "batch":
@@ -335,7 +328,7 @@ class CoordinateSearch:
         return [replace(best, rounds=n) for n in sorted({max(1, round(best.rounds * factor)) for factor in FACTORS})]
 
     def _beyond(self, name: str, tried: dict[Hyperparameters, float]) -> Hyperparameters | None:
-        """Return the next value beyond the tried ones where the best one is at their edge; None without one."""
+        """Return the next candidate beyond the tried ones if the best is the smallest or largest; else None."""
         best = min(tried, key=lambda one: (tried[one], one.total))
         values, now = {getattr(one, name) for one in tried}, getattr(best, name)
         if math.isinf(tried[best]) or now not in (min(values), max(values)):
@@ -349,14 +342,14 @@ class CoordinateSearch:
         return best.at_total(wanted) if name == "steps" else replace(best, **{name: wanted})
 
     def solved(self, wanted: Hyperparameters) -> Plan:
-        """Return the candidate's plan, calibrated to one epsilon, or every silo to its own."""
+        """Return the candidate's plan, calibrated to the epsilon, or every silo to its own budget."""
         plan = with_hyperparameters(self.plan, wanted)
         if self.silos:
             return calibrate_silos(plan, self.silos)
         return calibrate(plan, epsilon=self.epsilon, delta=self.delta)
 
     def losses(self, wanted: Hyperparameters) -> Losses:
-        """Return the last loss of every simulation; none for a candidate that is refused or cannot meet the budget."""
+        """Return the final loss of each simulation; empty for a candidate that is refused or cannot meet the budget."""
         if wanted not in self.trials:
             found: Losses = ()
             try:
@@ -372,7 +365,7 @@ class CoordinateSearch:
         return self.trials[wanted]
 
     def mean_loss(self, wanted: Hyperparameters, rest: float) -> float:
-        """Return the mean of `losses`, infinite without; report progress, with `rest` as the remaining work."""
+        """Return the mean of `losses`, or infinity if empty; report progress, with `rest` as the remaining work."""
         new, losses = wanted not in self.trials, self.losses(wanted)
         loss = Estimate.of(losses).mean if losses else math.inf
         self.done += wanted.total + 1 if new else 0

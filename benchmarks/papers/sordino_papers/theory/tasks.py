@@ -44,7 +44,7 @@ def heterogeneity(task: Task) -> float:
 
 def _losses(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
     """(flat parameters, rows of the table) -> one loss per record, in float64."""
-    model, records = task.program.running().double(), task.clients.records
+    model, records = task.program.training_model().double(), task.clients.records
     x, y = records.x.double(), records.y.double() if records.y.is_floating_point() else records.y
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
 
