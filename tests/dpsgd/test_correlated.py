@@ -109,7 +109,7 @@ def test_a_checkpoint_without_its_noise_is_refused() -> None:
         other, spoilt = still(Banded(5)), {**kept["sordino"], "secret": lost}
         with pytest.raises(ConfigError, match="checksum"):
             other[1].load_state_dict({**kept, "sordino": spoilt})
-        with pytest.raises(ConfigError, match="noise of"):
+        with pytest.raises(ConfigError, match="draws of correlated noise"):
             other[1].load_state_dict({**kept, "sordino": {**spoilt, "checksum": checksum(spoilt)}})
         moves(other, 1)  # nothing of it was taken
 
@@ -121,7 +121,7 @@ def test_noise_does_not_go_back_to_an_older_checkpoint() -> None:
     past = old["sordino"]["secret"]["past"].clone()
     moves(parts, 1)
     assert torch.equal(past, old["sordino"]["secret"]["past"])  # later steps do not write into a checkpoint
-    with pytest.raises(ConfigError, match="noise of 5 steps in a checkpoint, and 10 steps"):
+    with pytest.raises(ConfigError, match="5 draws of correlated noise and 10 charged steps"):
         parts[1].load_state_dict(old)
 
 
@@ -132,7 +132,7 @@ def test_one_checkpoint_is_not_continued_twice() -> None:
     kept, twins = first[1].state_dict(), (still(Banded(5)), still(Banded(5)))
     twins[0][1].load_state_dict(kept)
     moves(twins[0], 1)
-    with pytest.raises(ConfigError, match="noise of 5 steps in a checkpoint, and 10 steps"):
+    with pytest.raises(ConfigError, match="5 draws of correlated noise and 10 charged steps"):
         twins[1][1].load_state_dict(kept)
 
 
@@ -140,7 +140,7 @@ def test_a_step_whose_noise_was_lost_stops_the_loop(monkeypatch: Patch) -> None:
     parts = still(Banded(5))
     moves(parts, 1)
     parts[1].account.charge()  # as a step does that is interrupted before its noise
-    with pytest.raises(PlanError, match="step 7 where noise was drawn for 5"):
+    with pytest.raises(PlanError, match="step 7 of correlated noise after 5 draws"):
         moves(parts, 1)
 
 

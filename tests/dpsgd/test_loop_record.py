@@ -202,7 +202,7 @@ def test_what_is_no_state_is_refused(state: Any) -> None:
 def test_a_state_that_the_inner_optimizer_does_not_take_is_one_sentence(spoil: State) -> None:
     first, second = private(), private()
     train(first)
-    with pytest.raises(ConfigError, match="does not take"):
+    with pytest.raises(ConfigError, match="does not accept"):
         second[1].load_state_dict({**first[1].state_dict(), **spoil})
     assert second[1].steps == 0
 

@@ -96,7 +96,7 @@ def test_a_silo_whose_ledger_was_rolled_back_is_told_by_the_receipts_that_its_se
     again = served(tmp_path, relation="replace_one")
     for asked in (job(LOCAL, 2, 0.0, paid=charges), Job(RUN, LOCAL, 2, "secure", paid=charges)):
         with pytest.raises(
-            ConfigError, match="1 charges of this run in the silo's ledger, where its own receipts say 2"
+            ConfigError, match="1 charges of this run in the silo's ledger, but 2 in the silo's replies"
         ):
             again.allows(asked)
     assert again.ledger.statement("own").items == (Item(GaussianNoise(3.0)),)
