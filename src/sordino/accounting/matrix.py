@@ -296,7 +296,10 @@ class DriftSearch:
         return float(np.log(value / rounds)), slopes.ravel() / value
 
     def _slopes(self, made: Floats, r: Floats, adjoint: Floats, by: Floats) -> Floats:
-        """Return the gradient in c_j (i = 0), d_j (i = 1): sum_s x_s^i (by_s P_{s+j,s} - sum_u L_{s+j,u} R_{s,u})."""
+        """Return the gradient of the error in the coefficients c_j (i = 0) and d_j (i = 1) of the strategy.
+
+        sum_s x_s^i (by_s P_{s+j,s} - sum_u L_{s+j,u} R_{s,u}),   P the matrix `made`, R = `r`, L the `adjoint`.
+        """
         rounds = self.goal.rounds
         size, pace = 2 * rounds, drift_shares(rounds, rounds)
         theirs = np.fft.rfft(adjoint, size, axis=0)

@@ -69,7 +69,10 @@ class Gauss(Pair):
 
 @dataclass(frozen=True)
 class Exponential(Pair):
-    """Laplace noise of scale 1 shifted by `size`: L lies in [-size, size], an atom at both ends. Its own mirror."""
+    """Privacy loss L of Laplace noise of scale 1 whose centre moves by `size` between neighbouring data sets.
+
+    L lies in [-size, size], with a point mass at both ends; swapping the data sets leaves its distribution the same.
+    """
 
     size: float
 

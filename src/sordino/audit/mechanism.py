@@ -175,7 +175,10 @@ def worst_messages(pipeline: Pipeline, relation: Relation, hidden: bool) -> list
 
 
 def _worst_message(pipeline: Pipeline, relation: Relation, name: str, rows: Tensor) -> Attack:
-    """Return the attack with the row and scale that move the message most; replaced units send the opposite row."""
+    """Return the attack whose update (a row times a scale) changes the attacked unit's encoded message most.
+
+    Under replace-one adjacency the unit that replaces the attacked one sends the negative of that row.
+    """
     bound, clip_norm = pipeline.plan.bound, pipeline.public.clip_norm
     assert isinstance(bound, Bound)
     scales = [times * (clip_norm if math.isfinite(clip_norm) else 1.0) for times in SCALES]
@@ -245,7 +248,7 @@ class _Cohorts:
 
 
 class _Stage:
-    """Simulator of trial rounds for one line of the cost, as the line's adversary sees them."""
+    """Simulator of trial rounds that returns what the adversary of one line of the privacy cost observes."""
 
     def __init__(self, pipeline: Pipeline, line: Line, seeds: Iterator[int]) -> None:
         self.pipeline, self.line, self.seeds = pipeline, line, seeds

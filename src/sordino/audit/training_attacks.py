@@ -98,7 +98,10 @@ def audit_canaries(plan: Plan, task: Task, *, delta: float, most: int = MAX_CANA
 
 
 def lower_bounds(scores: Floats, inside: Bits, line: Line, delta: float, unit: str, rounds: int) -> CanaryAudit:
-    """Return the best bounds over several numbers of guesses, each at level ALPHA / len(SHARES)."""
+    """Return the largest lower bounds on epsilon and mu over several numbers of guesses.
+
+    Each is tested at level ALPHA / len(SHARES), so that all of them hold together at level ALPHA (Bonferroni).
+    """
     if not_finite(scores):
         raise DataError("canary scores with NaN or infinity", "finite releases", "look for NaN in a part of the plan")
     tried, alpha = [guesses(scores, inside, share) for share in SHARES], ALPHA / len(SHARES)

@@ -114,7 +114,10 @@ class RecordingEngine(InProcess):
 
 
 def shrink_plan(plan: Plan) -> Plan:
-    """Return a copy for few clients at the same rates, and a plain server; unchanged if it cannot shrink."""
+    """Return the plan for few clients at the same sampling rates, with plain averaging as its server optimizer.
+
+    A plan that cannot be made smaller keeps its clients.
+    """
     plain = replace(plan, server=Sgd(lr=1.0), postprocess=())
     try:
         clients, rounds = shrink_clients(plan.clients), min(plan.rounds, EPISODE)

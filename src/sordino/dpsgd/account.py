@@ -201,7 +201,10 @@ class LedgerAccount:
                 ledger.charge(run, _job(run, one), self._cost(len(one)))
 
     def known_steps(self, *runs: str) -> int:
-        """Return the steps in all begun blocks of these runs, without steps that this process may still take."""
+        """Return the number of steps that the ledger has charged to these runs and that may have been taken.
+
+        Steps are charged in blocks; steps of the current block that this process has not taken yet are left out.
+        """
         with Ledger.open(self.path) as ledger:
             charged = [entry for run in runs for entry in _charges(ledger, run).items()]
         return sum(_length(job) * times for job, times in charged) - len(self.unused)

@@ -136,7 +136,7 @@ def each_record(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims,
 
 
 def by_vmap(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, axis: int) -> Any:
-    """Compute `each_record` by vmap."""
+    """Run a function on each record separately, as `each_record` does, by one call of torch.func.vmap."""
     one, forms, moving, places = _flat(function, leaves, dims)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

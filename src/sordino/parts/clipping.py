@@ -92,8 +92,8 @@ def factors(norms: Tensor, clip_norm: float, mask: Tensor | None = None, unit: b
 def pull(rows: Tensor, scale: Tensor) -> Tensor:
     """Return rows * scale, and 0 where the scale is 0, even if the row is not finite.
 
-    A product too small to have all its digits is 0 too: it is a factor of a record's gradient, and times a huge other
-    factor it could leave the ball.
+    Rows below float32's normal range are set to 0 too: a row is one factor of a record's gradient, and its rounding
+    error times a very large other factor could make the gradient longer than the clip norm.
     """
     pulled = torch.where(scale[..., None] > 0, rows * scale[..., None], torch.zeros_like(rows))
     return torch.where(pulled.abs().amax(-1, keepdim=True) >= FEW_DIGITS, pulled, torch.zeros_like(pulled))

@@ -205,7 +205,7 @@ def add_loss(name: str) -> Callable[[LossFunction], LossFunction]:
 
 @dataclass(frozen=True)
 class FunctionLoss(Loss):
-    """A loss function passed by a script; it has no slope and no written form."""
+    """A loss function passed by a script: its derivative is left to autograd, and no file can describe it."""
 
     function: LossFunction
 

@@ -62,7 +62,7 @@ class Mechanism(Part):
         return None
 
     def sum_distribution(self, noise_multipliers: tuple[float, ...]) -> Distribution | None:
-        """Return the distribution of a sum of independent draws with these noise multipliers; None: not stated."""
+        """Return the distribution of a sum of independent draws with these noise multipliers; None if unknown."""
         return self.with_noise_multiplier(noise_multipliers[0]).distribution() if len(noise_multipliers) == 1 else None
 
     @abstractmethod

@@ -54,7 +54,10 @@ def tuning_task(plan: Plan, task: Task, source: Source, seed: int) -> Task:
 
 
 def _sizes(plan: Plan, task: Task) -> list[int]:
-    """Return the records per client: declared sizes with unit record, else the average, which is taken as public."""
+    """Return the number of records of each client: the declared sizes where the privacy unit is a record.
+
+    Otherwise every client gets the average size, which is taken as public.
+    """
     reads, population = plan.local.reads, plan.clients.population
     if reads is not None:
         return [reads.size(silo) for silo in range(population)]
