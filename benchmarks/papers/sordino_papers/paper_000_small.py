@@ -60,9 +60,13 @@ def public_digits() -> Records:
                    torch.from_numpy(data.y))  # fmt: skip
 
 
-def pretrained(seed: int, epochs: int = 3) -> nn.Module:
-    """The CNN of 8,394 parameters after plain SGD on the public digits (the paper pre-trains for SVHN on MNIST)."""
-    net, digits = build_seeded(SmallCnn(channels=(8, 16), kernel=5), (1, 14, 14), 10, seed), public_digits()
+Channels = tuple[int, int]
+SMALL: Channels = (8, 16)  # 8,394 parameters
+
+
+def pretrained(seed: int, epochs: int = 3, channels: Channels = SMALL) -> nn.Module:
+    """A CNN after plain SGD on the public digits (the paper pre-trains for SVHN on MNIST)."""
+    net, digits = build_seeded(SmallCnn(channels=channels, kernel=5), (1, 14, 14), 10, seed), public_digits()
     coins, sgd = torch.Generator().manual_seed(seed), torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     batches: list[Tensor] = [
         b for _ in range(epochs) for b in torch.split(torch.randperm(len(digits), generator=coins), 32)
@@ -76,17 +80,19 @@ def pretrained(seed: int, epochs: int = 3) -> nn.Module:
 
 
 @cache
-def start(seed: int) -> nn.Module:
+def start(seed: int, channels: Channels = SMALL) -> nn.Module:
     """`pretrained`, kept for the next run of this seed."""
-    return pretrained(seed)
+    return pretrained(seed, channels=channels)
 
 
-def small_task(seed: int, judges: Records | None = None) -> Task:
+def small_task(seed: int, judges: Records | None = None, channels: Channels = SMALL) -> Task:
     """4,000 images dealt at random to 400 clients; judged on the test images, unless others are named."""
     train, _, test = images()
     split = Iid(CLIENTS).split(train.y.numpy(), None, Seeded(seed).at(0, "partition"))
     return Task(
-        copy.deepcopy(start(seed)), Clients(train, split.index, split.offsets), test if judges is None else judges
+        copy.deepcopy(start(seed, channels)),
+        Clients(train, split.index, split.offsets),
+        test if judges is None else judges,
     )
 
 
@@ -124,9 +130,11 @@ def small_plan(how: How, noise_multiplier: float, smoothing: LaplacianSmoothing,
     )
 
 
-def small_job(how: How, noise_multiplier: float, smoothing: LaplacianSmoothing, seed: int) -> Job:
+def small_job(
+    how: How, noise_multiplier: float, smoothing: LaplacianSmoothing, seed: int, channels: Channels = SMALL
+) -> Job:
     """One run of one cell; the accuracy on held-out training images is kept beside the test accuracy."""
-    plan, task = small_plan(how, noise_multiplier, smoothing), small_task(seed)
+    plan, task = small_plan(how, noise_multiplier, smoothing), small_task(seed, channels=channels)
     return Job(plan, task, largest_delta(CLIENTS), figures=partial(validated, plan, task, images()[1]))
 
 

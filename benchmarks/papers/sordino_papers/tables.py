@@ -14,6 +14,7 @@ from sordino_papers.paper_000_curves import STUDIES as PAPER_000_CURVES
 from sordino_papers.paper_000_lstm import STUDIES as PAPER_000_LSTM
 from sordino_papers.paper_000_nets import TABLES as PAPER_000_NETS
 from sordino_papers.paper_000_orders import STUDIES as PAPER_000_ORDERS
+from sordino_papers.paper_000_regime import TABLES as PAPER_000_REGIME
 from sordino_papers.paper_000_small import TABLES as PAPER_000_SMALL
 from sordino_papers.paper_000_spectra import STUDIES as PAPER_000_SPECTRA
 from sordino_papers.paper_000_tuning import STUDIES as PAPER_000_TUNING
@@ -39,6 +40,7 @@ TABLES: tuple[Table, ...] = (
     *PAPER_000,
     *PAPER_000_NETS,
     *PAPER_000_SMALL,
+    *PAPER_000_REGIME,
     *PAPER_004,
     *BEYOND,
     *FULL,
