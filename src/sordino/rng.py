@@ -31,7 +31,6 @@ class Streams(Protocol):
     def at(self, t: int, purpose: str, client: int = -1) -> np.random.Generator: ...
 
 
-@dataclass(frozen=True)
 class _Key(ISeedSequence):
     """Seed sequence that is Philox's 128-bit key. `Philox(key=...)` is the same, but reads system entropy first."""
 
@@ -53,7 +52,8 @@ class Seeded:
 
     def at(self, t: int, purpose: str, client: int = -1) -> np.random.Generator:
         name = struct.pack("<qqq", self.seed, t, client) + purpose.encode()
-        key = _Key(np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), dtype="<u8"))
+        key = _Key()
+        key.words = np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), dtype="<u8")
         return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]  # any ISeedSequence will do
 
 

@@ -115,7 +115,7 @@ def hasty(patch: Patch) -> None:
 BROKEN = {
     "bands lost at a resume": (BANDS, forgets, "noise of each round"),
     "noise correlated with the wrong sign": (BANDS, wrong_sign, "noise of two rounds"),
-    "separation not kept": (BANDS, hasty, "trial rounds, cohort: rest"),
+    "separation not kept": (BANDS, hasty, "trial rounds, cohort: separation"),
     "the identity, accounted as C": (BANDS, independent, "noise of two rounds"),
     "bands that do not drift as accounted": (DRIFT, steady, "noise of two rounds"),
 }

@@ -132,7 +132,7 @@ def test_a_part_that_fails_in_a_run_is_one_sentence_and_the_folder_goes_on(
     said = sordino("run", file, "--out", out, "--with", own)
     assert (said.code, said.err.count("\n")) == (2, 1), said.err
     method = FAMILIES[family][1].partition("(")[0]
-    words = (f"part 'own' ({family} of my_parts.py)", f"whose {method} ", "what was charged stays charged")
+    words = (f"part 'own' ({family} of my_parts.py)", f"whose {method} ", "charged rounds stay charged")
     assert [word for word in words if word not in said.err] == [], said.err
     charged = lines(out / "charges.jsonl")
     well.touch()

@@ -83,7 +83,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_loops_file_certifies_and_says_what_it_proves(kept: Path) -> None:
     said = sordino("certify", kept)
     assert said.code == 0
-    assert "no chain of charges" in said.out
+    assert "no hash chain of charges" in said.out
     found = sordino("certify", kept, "--json").json
     whole = json.loads(kept.read_text())
     assert {**whole["certificate"], "certified": True, "proved": found["proved"]} == found

@@ -77,7 +77,7 @@ def test_steps_beyond_the_plan_are_billed() -> None:
 def test_steps_beyond_the_target_are_refused_before_they_happen() -> None:
     parts = private(epochs=1, epsilon=2.0)
     train(parts)
-    with pytest.raises(BudgetError, match="overspend epsilon 2"):
+    with pytest.raises(BudgetError, match="exceed epsilon 2"):
         train(parts, epochs=5)
     after, found = weights(parts[0]).clone(), parts[1].certificate()
     with pytest.raises(BudgetError):

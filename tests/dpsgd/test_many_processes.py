@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 import torch
 from tests.dpsgd.as_rank import CASES, REFUSALS, SHARDED, Found, continued, loop
+from tests.dpsgd.loops import data
 from tests.pages import blocks, titled
+from torch.utils.data import DataLoader
+
+from sordino.dpsgd.loader import grade_collate
+from sordino.dpsgd.processes import Ranks
+from sordino.errors import BudgetError, PlanError
+from sordino.rng import Seeded
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 4  # ranks: batches of about 12 are cut into unequal parts, and batches of 2 leave some rank without a record
@@ -142,3 +149,46 @@ def test_the_loop_of_the_page_trains_one_model_under_torchrun(tmp_path: Path) ->
 
 def test_a_rank_that_ends_is_named_to_the_others(found: list[Found]) -> None:
     assert [("lost another rank" in one["lost"]) for one in found] == [True] * (SIZE - 1) + [False]
+
+
+def test_one_record_more_moves_no_other_record_to_another_rank() -> None:
+    """Ranks may hold different records in one row: then a row that changes its rank is another record."""
+    rows = [1, 4, 5, 8, 9, 12]
+    for rank in range(3):
+        own = Ranks(rank, 3)
+        with_one, without = ({row for piece in own.own_pieces(some, 2) for row in piece} for some in ([0, *rows], rows))
+        assert with_one - {0} == without
+        assert len(own.own_pieces(rows, 2)) == len(Ranks(0, 3).own_pieces(rows, 2))
+
+
+def test_ranks_draw_other_dropout_masks() -> None:
+    masks = []
+    for rank in range(2):
+        for streams in (Seeded(3), Seeded(3)):
+            Ranks(rank, 2).seed_torch(streams, 1)
+            masks.append(torch.rand(8))
+    assert torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[0], masks[2])
+
+
+def test_an_error_without_a_text_on_rank_0_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ranks, "gather", lambda self, found: [[""], []])  # what rank 1 receives
+    with pytest.raises(BudgetError):
+        Ranks(1, 2).once(lambda: None)
+
+
+class Wrapping:
+    """A user's collate_fn that holds one of transformers and mixes records after it."""
+
+    def __init__(self) -> None:
+        self.data_collator = type("Known", (), {"__module__": "transformers.data"})()
+
+    def __call__(self, records: Any) -> Any:
+        x = torch.stack([record[0] for record in records])
+        return x - x.mean(0)
+
+
+def test_a_users_collate_fn_is_not_taken_for_the_one_that_it_holds() -> None:
+    loader = DataLoader(data(), batch_size=4, collate_fn=Wrapping())
+    with pytest.raises(PlanError, match="Wrapping"):
+        grade_collate(loader, refuse=True)

@@ -148,7 +148,7 @@ def test_one_digit_of_epsilon_fails_the_real_command(copy: Path) -> None:
     command = [str(Path(sys.executable).parent / "sordino"), "certify", str(copy), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("sordino: epsilon says ")
+    assert done.stderr.startswith("sordino: epsilon is ")
     assert done.stderr.count("\n") == 1
 
 

@@ -134,9 +134,9 @@ def prove(
     most = (1.0 if line.relation == "add_remove" else 2.0) if movement is None else movement
     if not_finite(there, gone):
         return MechanismAudit.of(line, len(there), delta, attack, most, UNBOUNDED)
-    if there.mean() < gone.mean():
-        there, gone = -there, -gone
     limit, pilot = certified_limit(line, delta), len(there) // 4
+    if there[:pilot].mean() < gone[:pilot].mean():
+        there, gone = -there, -gone
     cuts = thresholds(there[:pilot], gone[:pilot])
     tried = Rates.of(there[:pilot], gone[:pilot], cuts, alpha)
     best = [cuts[[int(np.argmax(worth))]] for worth in (tried.share(limit), tried.epsilon(delta))]

@@ -96,7 +96,8 @@ def grade_collate(loader: DataLoader[Any], refuse: bool) -> tuple[Grade, str]:
     No graph can be captured of a collate_fn; with `refuse`, an unknown one raises.
     """
     collate: Any = loader.collate_fn
-    collate = getattr(collate, "data_collator", collate)  # of the Trainer's RemoveColumnsCollator
+    if type(collate).__module__.startswith("transformers."):  # the Trainer's RemoveColumnsCollator holds the user's
+        collate = getattr(collate, "data_collator", collate)
     module = str(getattr(collate, "__module__", None) or type(collate).__module__)
     if module.partition(".")[0] in ("torch", "transformers"):
         return BY_CONSTRUCTION, ""
@@ -403,6 +404,8 @@ class PrivateLoader(DataLoader[Any]):
             self.pending.order.check()
         self.pending.reset()
         loop = self.pending.loops
+        if self.pieces.account.ranks.size > 1:
+            self.pieces.account.ranks.seed_torch(self.pieces.streams, loop)
         self.pieces.drawn.clear()
         for batch in self._rows() if self.tensors is not None else super().__iter__():
             piece = self.pieces.drawn.popleft()

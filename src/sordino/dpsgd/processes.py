@@ -1,6 +1,6 @@
 """Many processes in one private loop (torchrun): one batch, one clipped sum and one noise for all ranks.
 
-    total = sum over ranks r of  sum_{j in rows[r::size]} g_j min(1, C / ||g_j||)     all-reduced in float64
+    total = sum over ranks r of  sum_{j in rows, j mod size = r} g_j min(1, C / ||g_j||)     all-reduced in float64
 
 The rows of a batch are drawn once for all ranks. A record's gradient is computed whole on one rank, so clipping needs
 no exchange. Noise is added to the sum of all ranks, from one stream that all of them open: its key is a hash of the
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,9 +52,21 @@ class Ranks:
         """Return the random streams, the same on every rank."""
         return Secure(self._share_key) if mode == "secure" and self.size > 1 else streams(mode, seed)
 
+    def seed_torch(self, random: Streams, loop: int) -> None:
+        """Seed torch's generators differently on every rank: dropout masks that ranks share would tie records together.
+
+        A record's mask must not depend on which other records are in the batch.
+        """
+        name = os.urandom(16) if random.mode == "secure" else f"{random!r} {loop} {self.rank}".encode()
+        torch.manual_seed(int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1)
+
     def own_pieces(self, rows: list[int], width: int | None) -> list[list[int]]:
-        """Return this rank's part of a batch in pieces of at most `width` rows, equally many on every rank."""
-        own, longest = rows[self.rank :: self.size], max(-(-len(rows) // self.size), 1)
+        """Return this rank's part of a batch in pieces of at most `width` rows, equally many on every rank.
+
+        A row's rank is row modulo ranks, so one record more or less moves no other record to another rank.
+        """
+        parts = [[row for row in rows if row % self.size == rank] for rank in range(self.size)]
+        own, longest = parts[self.rank], max(1, *map(len, parts))
         return [own[i : i + (width or longest)] for i in range(0, longest, width or longest)]
 
     def add(self, total: Tensor) -> None:
@@ -92,11 +105,11 @@ class Ranks:
                 call()
             except Exception as caught:
                 error = caught
-        refused = "" if self.size == 1 else self.gather("" if error is None else str(error))[0]
+        refused = [] if self.size == 1 else self.gather([] if error is None else [str(error)])[0]
         if error is not None:
             raise error
         if refused:
-            raise BudgetError(refused)
+            raise BudgetError(refused[0] or "rank 0 failed without a message")
 
     def _share_key(self, key: int) -> int:
         """Return the random key that rank 0 drew, on every rank."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sordino import kernels
 from sordino.accounting.bounds import Norm
 from sordino.data.clients import Records
+from sordino.dpsgd.clipped_sum import ieee_products
 from sordino.engines.batches import Batches
 from sordino.errors import DataError
 from sordino.layout import Layout
@@ -124,6 +125,7 @@ class DenseClients(Copies):
                 own_bias.copy_(bias)
         return rows
 
+    @ieee_products()
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
         """Return each client's sum [m, d] of clipped per-record gradients; masked and non-finite ones count as zero."""
         layers = [stage.of(w) for stage in self.stages]
