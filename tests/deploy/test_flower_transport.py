@@ -121,7 +121,9 @@ def test_a_superlink_that_is_gone_is_one_sentence() -> None:
     def gone(grid: Grid, number: int) -> bytes:
         raise flower().HTTPError("connection refused")
 
-    with pytest.raises(EngineError, match=r"does not answer \(connection refused\); fix: start it, and resume"):
+    with pytest.raises(
+        EngineError, match=r"does not answer \(connection refused\); fix: start the SuperLink, then continue"
+    ):
         carried(Grid(gone, [node("a"), node("b", 2)]))
 
 

@@ -216,7 +216,7 @@ def test_another_threshold_a_late_job_and_a_second_row_are_refused() -> None:
     assert "or a second one" in refusal(wire.members[0], asked["mask"][0])
     session = wire.members[0].sessions[asked["mask"][0].session]
     session.sent, session.threshold = False, 2
-    assert "at_least = 3 of the plan" in refusal(wire.members[0], asked["mask"][0])
+    assert "the plan's at_least = 3" in refusal(wire.members[0], asked["mask"][0])
     session.threshold = 3
     late = replace(wire.members[0], now=lambda: time.time() + 1e6)
     assert "past its deadline" in refusal(late, asked["mask"][0])

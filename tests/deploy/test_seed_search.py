@@ -96,7 +96,9 @@ def test_the_search_that_opens_flowers_masks_does_not_open_ours() -> None:
     (one, _), (_, other) = f.generate_key_pairs(), f.generate_key_pairs()
     key, row = secagg.shared_key(one, other), np.array([3, -7, 11, 0])
     high = number_of(folded(key)) >> BITS
-    theirs = (row + f.pseudo_rand_gen(key, 1 << 32, [(4,)])[0]) % (1 << 32)
+    from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
+
+    theirs = (row + pseudo_rand_gen(key, 1 << 32, [(4,)])[0]) % (1 << 32)
     assert search(theirs, high) == [folded(key)]
     assert (unmasked(theirs, folded(key)) == row).all()
     ours = (row.astype(np.uint64) + secagg.mask_words(key, 4)) % np.uint64(1 << 32)
