@@ -9,13 +9,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from tests.device import sim
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
 
 from sordino.dpsgd import PrivateLoader, PrivateOptimizer, make_private
 
-DEVICE = torch.device(os.environ.get("DEVICE", "sim"))
+DEVICE = torch.device(os.environ.get("DEVICE", "cpu" if sim.MISSING else "sim"))
 CPU = torch.device("cpu")
 RECORDS, BATCH, CLASSES = 48, 12, 3
 

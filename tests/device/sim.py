@@ -25,7 +25,10 @@ from torch.utils import backend_registration, cpp_extension
 
 SOURCE = Path(__file__).with_name("sim.cpp")
 NAME = "sordino_sim_device"
-MISSING = None if shutil.which(os.environ.get("CXX", "g++")) else "no C++ compiler for the simulated device"
+HEADERS = Path(sysconfig.get_paths()["include"]) / "Python.h"
+MISSING: str | None = None
+if not shutil.which(os.environ.get("CXX", "g++")) or not HEADERS.exists():
+    MISSING = "no C++ compiler, or no headers of Python, for the simulated device"
 
 
 def _build() -> Path:
@@ -82,7 +85,7 @@ def _register(extension: Any) -> None:
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
 
 
-if MISSING is None:
+if MISSING is None and os.environ.get("DEVICE", "sim") == "sim":  # never beside a real accelerator
     _extension = _load()
     _register(_extension)
 
