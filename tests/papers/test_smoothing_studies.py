@@ -158,7 +158,7 @@ def test_choosing_a_step_of_the_lstm_never_reads_the_test_windows(monkeypatch: p
 def test_choosing_the_setting_of_the_small_cnn_never_reads_the_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = images(400, 0), images(20, 1), Untouched()
     monkeypatch.setattr(paper_000_small, "images", lambda: parts)
-    monkeypatch.setattr(paper_000_small, "start", lambda seed: SmallCnn(channels=(2, 2)).build((1, 14, 14), 10))
+    monkeypatch.setattr(paper_000_small, "start", lambda *_: SmallCnn(channels=(2, 2)).build((1, 14, 14), 10))
     monkeypatch.setattr(paper_000_small, "ROUNDS", 2)
     assert 0 <= paper_000_tuning.cnn_tried(0.3, 0.1, 1, 5, 1.0, 0)["validation"] <= 100
     with pytest.raises(LookedAtTheTestError):  # the run that is reported does
