@@ -1,9 +1,10 @@
 """Clipped sum of per-record gradients, sum_j g_j min(1, C / ||g_j||), from recorded layers or for any module.
 
-One norm over all parameters, or one for each `ClipGroup` of them. Fast norms decide for almost every record; a record whose fast norm is not precise enough
-(huge, not finite, or cancelled in float32 by more than the slack) is materialised and measured again. A record whose
-gradient is not finite counts as zero in all groups; its norm stays visible as inf or nan. Called by `optimizer` (`clipped_sum`,
-`CheckedForward`), and by the engines: `ClippedGradient` takes any module and any loss with one value per record.
+One norm over all parameters, or one for each `ClipGroup` of them. Fast norms decide for almost every record; a record
+whose fast norm is not precise enough (huge, not finite, or cancelled in float32 by more than the slack) is materialised
+and measured again. A record whose gradient is not finite counts as zero in all groups; its norm stays visible as inf or
+nan. Called by `optimizer` (`clipped_sum`, `CheckedForward`), and by the engines: `ClippedGradient` takes any module and
+any loss with one value per record.
 """
 
 from __future__ import annotations
