@@ -47,15 +47,10 @@ class Dataset:
     names: tuple[str, ...] = ()  # of the natural clients, in the order of their numbers, where they have names
     waiting: tuple[PendingColumn, ...] = ()  # coordinates of x that are scaled once a noised histogram is released
     encoding: Encoding | None = None  # of a table: what its coordinates mean
+    rows: int = 1  # rows of a record: more than one where all rows of a person are one record
     name: str = ""
     description: str = ""
     licence: str = ""
-
-    @property
-    def rows(self) -> int:
-        """Number of rows of a record: more than one only where all rows of a person are one record."""
-        person = None if self.encoding is None else self.encoding.person
-        return 1 if person is None else person.rows
 
 
 def without_test(
@@ -64,7 +59,7 @@ def without_test(
 ) -> Dataset:  # fmt: skip
     """Return a data set without public test records; `rows` is the number of rows of a record."""
     x, y = check_records(x, y, groups, classes, rows=rows)
-    return Dataset(x=x, y=y, test_x=x[:0], test_y=y[:0], groups=groups, classes=classes, names=names)
+    return Dataset(x=x, y=y, test_x=x[:0], test_y=y[:0], groups=groups, classes=classes, names=names, rows=rows)
 
 
 def fixed_order(n: int) -> Ints:
@@ -92,7 +87,7 @@ def hold_out(
     owners, test_owners = (None, None) if groups is None else (groups[train], groups[test])
     return Dataset(
         x=x[train], y=y[train], test_x=x[test], test_y=y[test], groups=owners, test_groups=test_owners, classes=classes,
-        target_unit=unit,
+        target_unit=unit, rows=rows,
     )  # fmt: skip
 
 
