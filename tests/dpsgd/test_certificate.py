@@ -95,9 +95,9 @@ def test_a_loops_file_is_explained(kept: Path) -> None:
     assert "What is protected is what any single record contributed to the training, in all steps." in said
     assert "adding or removing one record. Accusing" in said
     assert "15 steps of the loop were planned, 5 were charged" in said
-    assert "Those taken so far cost epsilon" in said
+    assert "The steps taken so far cost epsilon" in said
     assert not re.search(r"\b(silo|message|round)s?\b", said)  # a loop has none of them
-    assert "no chain of charges shows that there were no others" in said
+    assert "no ledger proves that there were no other steps" in said
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
