@@ -93,7 +93,7 @@ def test_a_loops_file_certifies_and_says_what_it_proves(kept: Path) -> None:
 def test_a_loops_file_is_explained(kept: Path) -> None:
     said = sordino("explain", kept).out
     assert "What is protected is what any single record contributed to the training, in all steps." in said
-    assert "adding or removing one record. Accusing" in said
+    assert "adding or removing one record. With 1% false positives" in said
     assert "15 steps of the loop were planned, 5 were charged" in said
     assert "The steps taken so far cost epsilon" in said
     assert not re.search(r"\b(silo|message|round)s?\b", said)  # a loop has none of them

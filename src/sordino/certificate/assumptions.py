@@ -152,7 +152,7 @@ def _loop_assumptions(plan: Plan, facts: Facts) -> list[str]:
 
 def not_covered(ledger: Statement | None = None, selection: Selection | None = None) -> list[str]:
     """List the privacy risks that the certificate does not cover."""
-    others = "other releases of the same data: the total epsilon is composed over all of them"
+    others = "other releases of the same data: the total privacy loss is that of all of them together"
     best = "only the trials of the sweep that selected this run are accounted"
     tuning = "tuning is not accounted" if selection is None else best
     return [
@@ -200,7 +200,7 @@ NOISE = {
     "simulation": "the noise is repeatable (seeded) and in floating point: not for release",
     "secure": "the noise is double precision, rounded to a public grid; it is not a discrete mechanism",
 }
-UNTUNED = "not accounted: if settings were chosen by earlier runs on these data, the true epsilon is larger"
+UNTUNED = "not accounted: if settings were chosen by earlier runs on these data, the true privacy loss is larger"
 TRIER = "; whoever runs the tuning sees every trial and is trusted to release the best trial only"
 TUNED = "accounted: the number of trials was random, and only the best trial is released"
 
@@ -226,7 +226,7 @@ def statement(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> di
     rows = sum(one.rows for one in facts.public if "rows" in one.what)
     unprotected = [f"{rows} rows that are declared public"] * bool(rows)
     unprotected += [f"{one.what} ({one.by})" for one in facts.public if "rows" not in one.what]
-    others = "not accounted: every other release of the same data adds to the total epsilon"
+    others = "not accounted: every other release of the same data adds to the privacy loss"
     if facts.ledger is not None:
         charged = f"{facts.ledger.dataset!r}: {facts.ledger.runs} runs"
         others = f"accounted where they were charged to the ledger as {charged}"
@@ -237,7 +237,7 @@ def statement(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> di
         "trust_model": model,
         "unit_of_privacy": UNITS[unit],
         "neighbours": _neighbours(cost),
-        "releases": f"epsilon covers {counts.releases + before}: one after every {when}{columns}{made}",
+        "releases": f"this certificate covers {counts.releases + before}: one after every {when}{columns}{made}",
         "tuning": TUNED if tuned else UNTUNED,
         "side_channels": f"{NOISE[facts.noise]}; time, memory and network traffic are not protected",
         "not_protected": "; ".join(unprotected) or "nothing",

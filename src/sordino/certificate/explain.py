@@ -123,7 +123,7 @@ def _counted(certificate: dict[str, Any]) -> str:
     when = " before their noise was drawn" if _promises(certificate) else ""
     return (
         f"{counts['rounds_planned']} {what} were planned, {counts['rounds_charged']} were charged{when}, "
-        f"epsilon covers {counts['rounds_accounted']}."
+        f"this certificate covers {counts['rounds_accounted']}."
         + (REPLAYED.format(again, "round was" if again == 1 else "rounds were") if again is not None else "")
         + _of_one(certificate)
         + (_prepared(certificate["prepared"]) if certificate["prepared"] else "")
@@ -151,7 +151,7 @@ def _prepared(found: list[dict[str, Any]]) -> str:
     )
     return (
         f" Before the first round noised histograms were released of {names}, to compute ranges or constants for "
-        f"missing values; their noise was added by {found[0]['noised_by']}, and epsilon covers them."
+        f"missing values; their noise was added by {found[0]['noised_by']}, and the cost includes them."
     )
 
 
