@@ -158,8 +158,7 @@ class Facts:
 
 
 def participation(plan: Plan, facts: Facts) -> Participation:
-    """Return the rounds that epsilon covers: all planned rounds, plus repeated ones; fewer only if a budget ended the
-    run.
+    """Return the rounds that epsilon covers: all planned and repeated rounds; fewer only if a budget ended the run.
 
     A run that stops early may do so because of its data, so all planned rounds are accounted. If a budget refused the
     next cohort, only the charged rounds are: budgets and cohorts are public or seen by this adversary, so the stopping

@@ -154,9 +154,7 @@ class LocalSolver(Part):
         return None
 
     def message_sensitivity(self, t: int) -> float | None:
-        """Return the sensitivity of a message of round t, for one record; None if it is not stated
-        (`AlreadyPrivate`).
-        """
+        """Return the largest change of a message of round t by one record (`AlreadyPrivate`); None if not stated."""
         return None if isinstance(self.bound(), AlreadyPrivate) else 1.0
 
     def with_noise_multiplier(self, noise_multiplier: float) -> LocalSolver:

@@ -199,7 +199,7 @@ def laplace_sum_tail(x: Floats, scales: tuple[float, ...]) -> Floats:
     """Return P[sum of Laplace(scale_i) > x] for x >= 0: sum_k p_k Q(k, x / b), b the smallest scale, Q the regularised
     upper incomplete gamma function.
 
-    The sum of Laplace variables is X - Y with X and Y sums of independent exponentials. Given X > Y, the excess is a
+    The sum of Laplace variables is X - Y with X and Y sums of independent exponentials. Where X > Y, the excess is a
     sum of exponentials, which uniformised to the rate 1 / b has k terms with probability p_k. For n equal scales k is
     at most n.
     """
