@@ -40,7 +40,7 @@ def test_a_plan_that_names_a_torch_optimizer_does_not_run_in_a_federation() -> N
     settings = private()[1].account.settings
     with pytest.raises(EngineError, match="torch_optimizer"):
         run(settings.plan, Task.of(mlp(), [data().tensors]))
-    with pytest.raises(PlanError, match="only name"):
+    with pytest.raises(PlanError, match="only in a PyTorch loop"):
         settings.plan.server.step({}, torch.zeros(1), 0)
 
 

@@ -82,9 +82,9 @@ def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Fact
 
 
 AVERAGED = (
-    "the random draws of the cohorts depend on no data; epsilon against an adversary who sees the cohort is averaged "
-    "over these draws, for neighbours with the same cohorts; a client in more rounds than most has a weaker guarantee "
-    "(by_participations)"
+    "the random draws of the cohorts depend on no data; the guarantee against an adversary who sees the cohort is "
+    "averaged over these draws, for neighbours with the same cohorts; a client in more rounds than most has a weaker "
+    "guarantee (by_participations)"
 )
 SUMMED = "whoever sums the messages computes the sum as planned and reveals nothing else"
 
