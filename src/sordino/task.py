@@ -38,7 +38,8 @@ AnyLoss = str | Loss | LossFunction  # a kind, a part, or (outputs, targets) -> 
 
 @dataclass(frozen=True)
 class PublicSource:
-    """Origin of public test rows for the certificate: name, who declares them public, `values` that encode records."""
+    """Origin of public test rows, for the certificate: file name, who declares them public, and public `values` that
+    were used to encode records."""
 
     rows: str = "test rows"
     by: str = "the caller: test of the task"
@@ -171,12 +172,14 @@ class Task:
             found = f"client_test of {self.client_test.population} clients and data of {self.clients.population}"
             raise DataError(found, "as many data sets in client_test as clients")
         if self.groups is not None and (self.test is None or len(self.groups) != len(self.test)):
-            found = f"groups of {len(self.groups)} test records"
-            raise DataError(found, f"one for each of the {0 if self.test is None else len(self.test)} there are")
+            found = f"`groups` of length {len(self.groups)}"
+            raise DataError(found, f"a group for each of the {0 if self.test is None else len(self.test)} test records")
         self._check_fit()
 
     def _check_fit(self) -> None:
-        """Refuse a model, loss or labels that do not fit: one loss per record, a class per label, no statistics."""
+        """Refuse a model, loss or labels that do not fit each other: one loss per record, an output per class, no
+        batch statistics.
+        """
         refuse_layers(self.model)
         if len(self.clients.index) == 0:  # a server: the public records are checked
             known = self.test if self.test is not None else self.public
@@ -212,7 +215,7 @@ class Task:
 
     @property
     def program(self) -> Program:
-        """Model and loss as they run on records: captured graphs, except library layers and trusted code."""
+        """Model and loss in the form in which they run on records: captured graphs, library layers, or trusted code."""
         x, y, losses, found = self.clients.records.x, self.clients.records.y, self.losses, self._program
         if found is not None:
             old, new = ([(one.shape[1:], one.dtype) for one in pair] for pair in ((found.x, found.y), (x, y)))
@@ -256,7 +259,7 @@ class Task:
 
     @property
     def losses(self) -> Loss:
-        """The loss as a part: one value per record."""
+        """The loss function, as a part that returns one value per record."""
         return loss_of(self.loss)
 
     def evaluate(self, vector: Tensor, batch: int = 2048) -> dict[str, float]:
@@ -303,19 +306,21 @@ def evaluate(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -
 
 
 def sums_of(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -> Tensor:
-    """Return sums over test records from which metrics are computed; sums of parts of a test set add up."""
+    """Return sums over test records from which metrics are computed; the sums of two halves add up to those of the
+    whole.
+    """
     return evaluation_sums(model, _batches(model, test, batch), losses)
 
 
 def _batches(model: nn.Module, test: Records, labels: int) -> Iterable[tuple[Tensor, Tensor]]:
-    """Batches on the model's device; test records may be on another, as memory-mapped ones are."""
+    """Yield batches (x, y) on the model's device; test records may be on another device, or memory-mapped."""
     size, device = _batch_size(test, labels), next((p.device for p in model.parameters()), test.x.device)
     for x, y in zip(torch.split(test.x, size), torch.split(test.y, size), strict=True):
         yield x.to(device), y.to(device)
 
 
 def _batch_size(records: Records, labels: int) -> int:
-    """Number of records with `labels` labels in all: outputs of a language model are large."""
+    """Return how many records make a batch of `labels` labels, since outputs of a language model are large."""
     return max(1, labels // max(1, records.y[:1].numel()))
 
 
