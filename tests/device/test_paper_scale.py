@@ -64,7 +64,7 @@ def task(table: str, plan: Plan) -> Task:
     model, shape, classes = NETS[table]
     sizes = [full.CIFAR_RECORDS] if table.startswith("004") else [RECORDS] * plan.clients.population
     x, y = records(shape, classes, sum(sizes))
-    clients = list(zip(x.split(sizes), y.split(sizes), strict=True))
+    clients = list(zip(torch.split(x, sizes), torch.split(y, sizes), strict=True))
     test, public = records(shape, classes, 16), records(shape, classes, 16)
     return Task.of(model.build(shape, classes), clients, test=test, public=public)
 
