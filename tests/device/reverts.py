@@ -164,7 +164,10 @@ def is_noticed(revert: Revert, folder: Path) -> bool:
             {**os.environ, "OMP_NUM_THREADS": "1"},
         )
         command = [sys.executable, "-m", "pytest", "-x", "-o", paths, "-p", "no:cacheprovider", *tests]
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True).returncode == 1
+        found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True).returncode
+        if found in (2, 3, 4, 5):  # interrupted, internal, usage, nothing collected
+            raise SystemExit(f"pytest ended with exit code {found} for {revert.file} {revert.text!r}")
+        return found != 0
     finally:
         place.write_text(whole, "utf-8")
 
