@@ -21,6 +21,7 @@ from sordino_papers.paper_000_tuning import STUDIES as PAPER_000_TUNING
 from sordino_papers.paper_001_charges import STUDIES as PAPER_001_CHARGES
 from sordino_papers.paper_001_claims import STUDIES as PAPER_001
 from sordino_papers.paper_001_lower import STUDIES as PAPER_001_LOWER
+from sordino_papers.paper_001_published import STUDIES as PAPER_001_PUBLISHED
 from sordino_papers.paper_001_scaling import STUDIES as PAPER_001_SCALING
 from sordino_papers.paper_002_claims import STUDIES as PAPER_002
 from sordino_papers.paper_002_theory import STUDIES as PAPER_002_THEORY
@@ -55,6 +56,7 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_000_ORDERS,
     *ROUNDING,
     *PAPER_001,
+    *PAPER_001_PUBLISHED,
     *PAPER_001_CHARGES,
     *PAPER_001_SCALING,
     *PAPER_001_LOWER,
