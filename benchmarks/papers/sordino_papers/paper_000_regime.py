@@ -7,13 +7,14 @@ The ratio is z sqrt(d) / S: noise multiplier z, d parameters, expected cohort S.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 
 from sordino.parts.encoding import LaplacianSmoothing
 from sordino_papers.cells import Cell, Results, Row, Table
 from sordino_papers.claims import beats, every
-from sordino_papers.paper_000_small import MULTIPLIERS, WAYS, Channels, How, small_job
+from sordino_papers.paper_000_small import MULTIPLIERS, SMALL, WAYS, Channels, How, name3, small_job
 
 STRENGTHS = (0.0, 0.5, 1.0, 1.5)
 WIDE: Channels = (48, 96)  # 144,554 parameters
@@ -50,6 +51,42 @@ def column(how: How, z: float, s: float, results: Results) -> Iterator[Row]:
     yield beats(results, text, name(how, z, s), name(how, z, 0.0), TUNED)
 
 
-TABLES = (_table(),)
+# ---- the crossing: at which ratio smoothing begins to pay ------------------------------------------------------------
+
+AT = 2.0  # z
+WIDTHS: dict[Channels, int] = {(4, 8): 3578, (16, 32): 22826, (24, 48): 43658, (32, 64): 70890}  # and 8,394, 144,554
+
+
+def width_name(channels: Channels, s: float) -> str:
+    """The id of a cell of the crossing; two widths are cells of other tables."""
+    known = {SMALL: name3("poisson", AT, s), WIDE: name("poisson", AT, s)}
+    return known.get(channels, f"000-crossing-c{channels[0]}-sigma{s:g}")
+
+
+def _crossing() -> Table:
+    cells = tuple(
+        Cell(width_name(channels, s), f"channels {channels}, sigma {s:g}",
+             partial(small_job, "poisson", AT, LaplacianSmoothing(s), channels=channels), seeds=5)
+        for channels in WIDTHS
+        for s in (0.0, 1.0)
+    )  # fmt: skip
+    about = "The task of 000-small, Poisson, z = 2, with nets of other widths: the ratio from 6 to 38."
+    return Table("000-crossing", "Smoothing by noise-to-signal ratio", cells, about, TUNED, crossing_claims)
+
+
+def ratio(parameters: int) -> float:
+    """z sqrt(d) / S at z = 2 and S = 20."""
+    return AT * math.sqrt(parameters) / 20
+
+
+def crossing_claims(results: Results) -> Iterator[Row]:
+    """Sigma 1 against none at every width that has run."""
+    for channels, parameters in sorted({**WIDTHS, SMALL: 8394, WIDE: 144_554}.items()):
+        if width_name(channels, 0.0) in results and width_name(channels, 1.0) in results:
+            text = f"000: z sqrt(d) / S = {ratio(parameters):.1f} (d = {parameters:,}): smoothing (sigma 1) beats none"
+            yield beats(results, text, width_name(channels, 1.0), width_name(channels, 0.0), TUNED)
+
+
+TABLES = (_table(), _crossing())
 
 __all__ = ["TABLES"]

@@ -15,6 +15,7 @@ from sordino_papers.paper_000_lstm import STUDIES as PAPER_000_LSTM
 from sordino_papers.paper_000_nets import TABLES as PAPER_000_NETS
 from sordino_papers.paper_000_orders import STUDIES as PAPER_000_ORDERS
 from sordino_papers.paper_000_regime import TABLES as PAPER_000_REGIME
+from sordino_papers.paper_000_regime_lstm import STUDIES as PAPER_000_REGIME_LSTM
 from sordino_papers.paper_000_small import TABLES as PAPER_000_SMALL
 from sordino_papers.paper_000_spectra import STUDIES as PAPER_000_SPECTRA
 from sordino_papers.paper_000_tuning import STUDIES as PAPER_000_TUNING
@@ -34,6 +35,7 @@ from sordino_papers.paper_003_tuning import STUDIES as PAPER_003_TUNING
 from sordino_papers.paper_004 import TABLES as PAPER_004
 from sordino_papers.paper_004_cnn import STUDIES as PAPER_004_CNN
 from sordino_papers.paper_004_protocol import STUDIES as PAPER_004_PROTOCOL
+from sordino_papers.paper_004_regime import STUDIES as PAPER_004_REGIME
 from sordino_papers.rounding import STUDIES as ROUNDING
 from sordino_papers.studies import Study
 
@@ -51,6 +53,7 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_000_ATTACK,
     *PAPER_000_CURVES,
     *PAPER_000_LSTM,
+    *PAPER_000_REGIME_LSTM,
     *PAPER_000_TUNING,
     *PAPER_000_SPECTRA,
     *PAPER_000_ORDERS,
@@ -69,6 +72,7 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_003_ABLATIONS,
     *PAPER_003_CLAIMED,
     *PAPER_004_CNN,
+    *PAPER_004_REGIME,
     *PAPER_004_PROTOCOL,
     *BOUNDS,
     *CORRELATED,
