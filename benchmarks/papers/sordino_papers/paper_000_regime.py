@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 from sordino.parts.encoding import LaplacianSmoothing
 from sordino_papers.cells import Cell, Results, Row, Table
-from sordino_papers.claims import beats, every
+from sordino_papers.claims import beats, common, every
+from sordino_papers.panels import curves
 from sordino_papers.paper_000_small import MULTIPLIERS, SMALL, WAYS, Channels, How, name3, small_job
+from sordino_papers.verdicts import paired
 
 STRENGTHS = (0.0, 0.5, 1.0, 1.5)
 WIDE: Channels = (48, 96)  # 144,554 parameters
@@ -71,7 +74,30 @@ def _crossing() -> Table:
         for s in (0.0, 1.0)
     )  # fmt: skip
     about = "The task of 000-small, Poisson, z = 2, with nets of other widths: the ratio from 6 to 38."
-    return Table("000-crossing", "Smoothing by noise-to-signal ratio", cells, about, TUNED, crossing_claims)
+    return Table(
+        "000-crossing", "Smoothing by noise-to-signal ratio", cells, about, TUNED, crossing_claims, draw=draw_crossing
+    )
+
+
+def draw_crossing(results: Results, path: Path) -> None:
+    """Accuracy of sigma 1 less that of none by the ratio, with the 95% interval: every width, every z of Table 3."""
+    points = [(ratio(n), width_name(c, 1.0), width_name(c, 0.0)) for c, n in _sizes().items()]
+    for channels, of in ((SMALL, name3), (WIDE, name)):
+        each = [(z / AT * ratio(_sizes()[channels]), z) for z in MULTIPLIERS if z != AT]
+        points += [(at, of("poisson", z, 1.0), of("poisson", z, 0.0)) for at, z in each]
+    found: list[Row] = []
+    for at, up, down in sorted(points):
+        if up in results and down in results:
+            one, other = common(results, up, down)
+            gap = paired(one, other)
+            found.append({"ratio": round(at, 1), "points": gap.mean, "spread": gap.high - gap.mean})
+    lines: dict[str, list[Row]] = {"sigma 1 less none": found, "no difference": [{"ratio": None, "points": 0.0}]}
+    curves({"smoothing by noise-to-signal ratio": lines}, "ratio", "points", path, xlabel="z sqrt(d) / S",
+           ylabel="points of accuracy gained")  # fmt: skip
+
+
+def _sizes() -> dict[Channels, int]:
+    return {**WIDTHS, SMALL: 8394, WIDE: 144_554}
 
 
 def ratio(parameters: int) -> float:
@@ -81,7 +107,7 @@ def ratio(parameters: int) -> float:
 
 def crossing_claims(results: Results) -> Iterator[Row]:
     """Sigma 1 against none at every width that has run."""
-    for channels, parameters in sorted({**WIDTHS, SMALL: 8394, WIDE: 144_554}.items()):
+    for channels, parameters in sorted(_sizes().items()):
         if width_name(channels, 0.0) in results and width_name(channels, 1.0) in results:
             text = f"000: z sqrt(d) / S = {ratio(parameters):.1f} (d = {parameters:,}): smoothing (sigma 1) beats none"
             yield beats(results, text, width_name(channels, 1.0), width_name(channels, 0.0), TUNED)

@@ -10,6 +10,7 @@ from sordino_papers.crossing import STUDIES as CROSSING
 from sordino_papers.full import TABLES as FULL
 from sordino_papers.paper_000 import TABLES as PAPER_000
 from sordino_papers.paper_000_attack import STUDIES as PAPER_000_ATTACK
+from sordino_papers.paper_000_closed import STUDIES as CLOSED
 from sordino_papers.paper_000_curves import STUDIES as PAPER_000_CURVES
 from sordino_papers.paper_000_lstm import STUDIES as PAPER_000_LSTM
 from sordino_papers.paper_000_nets import TABLES as PAPER_000_NETS
@@ -57,6 +58,7 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_000_TUNING,
     *PAPER_000_SPECTRA,
     *PAPER_000_ORDERS,
+    *CLOSED,
     *ROUNDING,
     *PAPER_001,
     *PAPER_001_PUBLISHED,
