@@ -15,7 +15,7 @@ from tests.deploy.proxy import Proxy
 from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError, EngineError
-from sordino.federation import new_federation as keys
+from sordino.federation import keys
 from sordino.federation.flower_api import Node, flower
 from sordino.federation.local_federation import HERE, LocalFederation, flower_command, free_port
 from sordino.federation.silo_service import SiloSpec, serve
@@ -124,7 +124,7 @@ def test_a_taken_port_is_one_sentence(federation: LocalFederation, tmp_path: Pat
 def test_an_unreadable_key_and_an_unknown_silo_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "node.pub").write_text("nothing")
     with pytest.raises(ConfigError, match="no readable public key"):
-        keys.read_public_key(tmp_path / "node.pub")
+        keys.public_text(tmp_path / "node.pub")
     with pytest.raises(ConfigError, match=r"silo.toml, which cannot be read"):
         SiloSpec.read(tmp_path)
     (tmp_path / "silo.toml").write_text('name = "va"\ndataset = "npz"\nsecrets = 3\n')

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from sordino.plan import Plan
 
 RECEIPTS = "what a silo says that it was charged is what stands in its own ledger"
-FOLLOWS = "the server follows the protocol of the secure sum: it hands on the silos' public keys as they are"
+FOLLOWS = (
+    "the server follows the protocol of the secure sum: it tells all silos the same list of those that have sent, and "
+    "hands on their public keys as they are where [federation] does not pin the keys that sign them"
+)
 BEGAN = (
     "the module was given in Python: the weights that it began with, and what they may have been trained on, are public"
 )
