@@ -116,9 +116,11 @@ def clean_row(ground: Path) -> bytes:
 
 
 def test_a_taken_port_is_one_sentence(federation: LocalFederation, tmp_path: Path) -> None:
-    other = LocalFederation(federation.folder, federation.silos, tmp_path, port=federation.port)
-    with pytest.raises(EngineError, match=f"port {federation.port} .* which is taken"):
-        other.superlink()
+    ports = federation.port, federation.link_port
+    other = LocalFederation(federation.folder, federation.silos, tmp_path, *ports)
+    for port, start in ((federation.link_port, other.superlink), (federation.port, other.gate)):
+        with pytest.raises(EngineError, match=f"port {port} .* which is taken"):
+            start()
 
 
 def test_an_unreadable_key_and_an_unknown_silo_are_one_sentence(tmp_path: Path) -> None:

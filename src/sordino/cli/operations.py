@@ -173,10 +173,17 @@ def pin(
     public: Annotated[list[Path] | None, typer.Argument(help="NAME.pub of silos; none: only print.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Pin silos' public keys in a federation's file, and print the fingerprints of all that are pinned."""
+    """Pin silos' public keys in a federation's file, and print the fingerprints of all that are pinned.
+
+    In the server's folder, where the SuperLink runs, the keys are registered there too: it admits the silos' nodes.
+    """
+    from sordino.config import load_config
+    from sordino.federation.app import Server
     from sordino.federation.keys import pin
 
     found = pin(file, public or [])
+    if public and (file.parent / "link.secret").exists():
+        Server(file.parent).register(load_config(file))
     output(as_json, found, "\n".join(f"{name:<16} {text}" for name, text in found.items()) or "no key is pinned")
 
 

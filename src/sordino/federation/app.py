@@ -60,12 +60,8 @@ class Server:
         log(f"sordino: {done.path}/certificate.json")
         return done
 
-    @contextmanager
-    def _grid(self, config: Config, out: Path) -> Iterator[Any]:
-        """Register the pinned keys, start a run at the SuperLink and take its task; stop this folder's run before it.
-
-        One process at a time does this: whoever finds a task of another run stops that run.
-        """
+    def register(self, config: Config) -> Link:
+        """Register the pinned keys at the SuperLink, under their silos' names; return the way to it."""
         silos_of(config)
         assert config.federation is not None
         try:
@@ -74,9 +70,18 @@ class Server:
             found = f"{error.filename}, which cannot be read ({error.strerror})"
             raise ConfigError(found, "the folder of a server whose SuperLink runs", "superlink.sh") from None
         link = Link(self.link or f"127.0.0.1:{config.federation.port + 1}", ca, secret)
-        note = out.with_name(f"{out.name}.flower")  # the number of this folder's last run at the SuperLink
         for name, key in config.federation.keys.items():
             link.register(registered_form(key), name)
+        return link
+
+    @contextmanager
+    def _grid(self, config: Config, out: Path) -> Iterator[Any]:
+        """Start a run at the SuperLink and take its task; stop the run that this folder had before.
+
+        One process at a time does this: whoever finds a task of another run stops that run.
+        """
+        link = self.register(config)
+        note = out.with_name(f"{out.name}.flower")  # the number of this folder's last run at the SuperLink
         with open(self.folder / "link.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if note.exists() and note.read_text().isdigit():
