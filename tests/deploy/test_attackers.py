@@ -35,7 +35,9 @@ def charges(guarded: Path) -> dict[str, int]:
     found = dict.fromkeys(hospitals.SILOS, 0)
     for name in hospitals.SILOS:
         file = guarded / "silos" / name / "ledger.db"
-        with suppress(ConfigError), Ledger.open(file) as ledger:  # a silo that has not loaded yet has none
+        if not file.exists():  # a silo that has not loaded yet
+            continue
+        with suppress(ConfigError), Ledger.open(file) as ledger:
             found[name] = sum(isinstance(entry, JobEntry) for entry in ledger.history(name))
     return found
 
