@@ -1,4 +1,4 @@
-"""The engine of a deployment: training loop on a server, records and noise in silos. Used by federation/.
+"""Remote engine of a deployment: the training loop runs on a server, training and noise in silos. Used by federation/.
 
     server:  job per client  --transport-->  silo  --transport-->  noised row and a receipt  -->  sum of the rows
     silo:    job -> answered before? the same bytes -> policy -> solve, encode -> charge -> noise -> store -> send
@@ -136,7 +136,7 @@ class RemoteWorker(Worker):
         heard = self._ask_until(wanted, lambda found: len(found.replies) >= least)
         if heard.refused:
             client, why = min(heard.refused.items())
-            raise EngineError(f"client {client}, which refuses this plan ({why})", "a plan that every policy allows")
+            raise EngineError(f"client {client}, which refuses this plan ({why})", "a plan that all policies allow")
 
     def _job(self, client: int) -> Job:
         seed = getattr(self.streams, "seed", None) if self.streams.mode == "simulation" else None
@@ -281,7 +281,7 @@ class Silo:
             return before
         if self.now() > job.deadline:
             needed = "a job that the server still waits for"
-            raise DataError("a job past its deadline", needed, "none: nothing was charged")
+            raise DataError("a job past its deadline", needed, "nothing to do: nothing was charged")
         try:
             return self._new_reply(job)
         except (UserError, BudgetError) as error:
