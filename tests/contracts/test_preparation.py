@@ -325,7 +325,7 @@ def test_a_budget_does_not_pay_for_columns_twice(table: dict[str, Any], tmp_path
         patch.setattr(writer.RunWriter, "save", dies)
         with pytest.raises(Killed):
             execute(made, tmp_path / "run")
-    with pytest.raises(ConfigError, match="preparations that a kill has lost"):
+    with pytest.raises(ConfigError, match="histograms that were charged and then lost by a kill"):
         execute(made, tmp_path / "run", resume=True)
 
 
