@@ -269,7 +269,7 @@ def test_a_release_that_nobody_is_billed_for_cannot_run(config: Config) -> None:
     task, bare = config.build(), replace(config.plan, prepare=())
     with pytest.raises(DataError, match="column 'amount', whose histogram is not in the plan's cost"):
         so.train(bare, task)
-    with pytest.raises(ConfigError, match="columns that ask for 1 histograms, and a plan that releases other 0"):
+    with pytest.raises(ConfigError, match="columns that need 1 histograms, and a plan that releases 0 others"):
         replace(config, plan=bare)
     cheap = replace(config.plan, prepare=(_like(config.plan.prepare[0], 0.01, 32),))
     with pytest.raises(DataError, match="in another form"):
