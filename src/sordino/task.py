@@ -28,7 +28,7 @@ from sordino.data.lineage import InitialWeights, declared_frozen, load_initial
 from sordino.data.metrics import Metric, MetricFunction, Predictions, evaluation_sums, figures, metrics_of
 from sordino.data.program import FAILURES, Program, Trust, check_labels, check_loss, refuse_layers, trial_outputs
 from sordino.data.records import Dataset, Natural, Partitioner
-from sordino.data.tables import PendingColumn
+from sordino.data.tables import Encoding, PendingColumn
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.layout import Layout
 from sordino.parts.losses import IGNORED, Loss, LossFunction, Tokens, loss_of
@@ -61,6 +61,7 @@ class Task:
     groups: Tensor | None = None  # of the test records: which public group each belongs to, [n]
     group_names: tuple[str, ...] = ()
     waiting: tuple[PendingColumn, ...] = ()  # columns to be scaled by histograms that the plan releases
+    encoding: Encoding | None = None  # of a table: what the coordinates of its records mean
     source: PublicSource = field(default=PublicSource(), repr=False)
     own_code: Trust | None = None  # "trusted": the user's code runs on the records as it is
     client_test: Clients | None = None  # rows of each client that do not train: personal models are evaluated on them
@@ -132,6 +133,17 @@ class Task:
         """
         model, (own, _, _), loss = _read_inputs(model, [own, None, None], loss, pad, length, f"silo {client}")
         return cls(model, Clients.alone(client, population, own), None, loss, own_code=own_code)
+
+    @property
+    def encoding_sha256(self) -> str:
+        """SHA-256 of what a record's coordinates and classes mean, which all silos of a run must share.
+
+        Of records that are not read from a table it is that of their shape and type of target.
+        """
+        if self.encoding is not None:
+            return self.encoding.sha256
+        x, y = self.clients.records.x, self.clients.records.y
+        return codec.digest([list(x.shape[1:]), self.losses.targets, list(y.shape[1:])])
 
     def as_server(self) -> Task:
         """Copy of the task without any client's record."""
