@@ -147,7 +147,7 @@ class RemoteWorker(Worker):
         return f"client {client} ({names[client]})" if names else f"client {client}"
 
     def _check_encodings(self, found: Mapping[int, str]) -> None:
-        """Refuse a run whose silos encode their records differently: a column would have another meaning in some silos."""
+        """Refuse a run whose silos encode their records differently, so that a column has different meanings."""
         known = [each for each in found.values() if each]
         usual = self.encoding or max(known, key=known.count, default="")
         others = [client for client, own in found.items() if own != usual]
