@@ -161,12 +161,14 @@ class Result:
 
     def _run_in_memory(self) -> tuple[InMemoryRun, State]:
         if self.in_memory is None or self.config is None or self.task is None:
-            raise ConfigError("a result without the charges of its run", "a result that train() returned")
+            raise ConfigError(
+                "a result without the charges of its run", "a result that train() returned", "train again"
+            )
         return self.in_memory
 
     def _plan_and_facts(self) -> tuple[Plan, Facts]:
         if self.config is None or self.facts is None:
-            raise ConfigError("a result without its plan", "a result that train() returned")
+            raise ConfigError("a result without its plan", "a result that train() returned", "train again")
         return self.config.plan, self.facts
 
 

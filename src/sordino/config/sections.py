@@ -125,9 +125,15 @@ class TaskSpec:
     def _groups(self, data: Dataset, cut: Partitioner) -> Ints:
         """Return the natural client of every record, counted in the order of `silos`."""
         if data.groups is None:
-            raise ConfigError("names of silos for data without natural silos", "values in a list, without names")
+            raise ConfigError(
+                "names of silos for data without natural silos", "values in a list, without names", "drop the names"
+            )
         if not isinstance(cut, Natural) or cut.clients is not None or not data.names:
-            raise ConfigError("names of silos with a partition that has none", "all natural silos, or no names")
+            raise ConfigError(
+                "names of silos with a partition that has none",
+                "a partition by natural silos, or no names",
+                "drop the partition or the names",
+            )
         check_names(list(self.silos), list(data.names), "[task] silos", "the data")
         place = np.array([self.silos.index(name) for name in data.names])
         return np.asarray(place[np.unique(data.groups, return_inverse=True)[1]], dtype=np.int64)

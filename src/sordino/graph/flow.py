@@ -292,21 +292,21 @@ class _Reader(fx.Interpreter):
         """
         dim = self.counts[counted[0]]
         if any(node in self.compared for node in counted) and not name.startswith("_assert"):
-            raise MixesError(f"{name} of a comparison with the number of records")
+            raise MixesError(f"{name} of a comparison with the number of records, which may differ between batches")
         if name == "eq" and not isinstance(result, Tensor):
             self.counts[n] = None
             self.compared.add(n)
         elif n.target is operator.getitem and dim is not None and len(counted) == 1:
             at, places = n.args[1], list(range(len(self.env[n.args[0]])))  # type: ignore[index]
             if not isinstance(at, int | slice):
-                raise MixesError("an entry of a shape with an index that is no constant")
+                raise MixesError("a tensor's shape read at an index that is not a constant")
             if isinstance(at, slice) and dim in places[at]:
                 self.counts[n] = places[at].index(dim)
             elif isinstance(at, int) and places[at] == dim:
                 self.counts[n] = None
         elif n.op == "call_function" and n.target in _AFFINE and not isinstance(result, Tensor):
             if n.target is operator.mul and len(counted) > 1:
-                raise MixesError("the number of records multiplied with itself")
+                raise MixesError("a product of the number of records with itself")
             self.counts[n] = None
         elif n.op == "call_module" or name not in _SIZED:
             raise MixesError(f"{name} of the number of records")
