@@ -277,7 +277,9 @@ class Plan(_Cache):
         return next((step for step in self.encode if isinstance(step, PublicMask)), None)
 
     def learn(self, encoded: Tensor, mean: Tensor, public: Public, state: State) -> dict[str, Tensor]:
-        """Return the public state after a round: what steps compute from the noised mean, and the mask's memory."""
+        """Return the public state after a round: values that encode steps compute from the noised mean, and the
+        mask's state.
+        """
         learned: dict[str, float] = {}
         for step in self.encode:
             found = step.learn(encoded, public)

@@ -208,7 +208,7 @@ def train(
     accelerator that torch finds, else the CPU. A progress bar is shown in terminals and notebooks if `progress`.
     """
     if resume and out is None:
-        raise ConfigError("resume=True without out", "the folder of the run that is continued", 'out="runs/a"')
+        raise ConfigError("resume=True without out", "the folder of the run that is continued", 'add out="runs/a"')
     if metrics is not None:
         task = replace(task, metrics=(*task.metrics, *metrics_of(metrics)))
     asked = RunSpec(seed=seed, eval_every=eval_every, train_metrics=train_metrics or None, stop=stop)

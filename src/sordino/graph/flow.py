@@ -187,7 +187,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _rule(self, func: Any, base: str, arguments: dict[str, Any], outputs: list[Tensor]) -> Rows:
         rule = RULES.get(base)
         if base not in POSITIONS and self._holds(arguments, position=True):
-            raise MixesError(f"{base} of the indices of records in the batch")
+            raise MixesError(f"{base} applied to the indices of records in the batch")
         if torch.Tag.pointwise in func.tags and rule is None:
             rule = pointwise
         if rule is None or "out" in arguments or not outputs:
