@@ -155,7 +155,9 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _first_step(self, name: str, outputs: list[Tensor], step: _Step, known: list[_Step]) -> _Step:
-        """Return the first run's operation at this position; refuse one that depends on the number of records."""
+        """Return the first run's operation at this position; refuse an operation whose numbers differ between the two
+        runs.
+        """
         at = len(self.steps) - 1
         before = known[at] if at < len(known) else None
         if before is None or before.name != step.name or len(before.shapes) != len(step.shapes):
