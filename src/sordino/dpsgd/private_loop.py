@@ -89,11 +89,7 @@ def make_private(
     if own_code not in ("trusted", None):
         raise ConfigError(f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for your code')
     if loss is not None and reduction != "mean":
-        raise ConfigError(
-            f"loss and reduction = {reduction!r}",
-            "loss without reduction, since optimizer.loss is always a mean",
-            "drop reduction",
-        )
+        raise ConfigError(f"loss and reduction = {reduction!r}", "no reduction: optimizer.loss is a mean", "drop it")
     if max_physical_batch_size is not None and max_physical_batch_size < 1:
         raise ConfigError(f"max_physical_batch_size = {max_physical_batch_size}", "a whole number of at least 1")
     _refuse_prepared(model, optimizer, loader)
