@@ -139,6 +139,7 @@ class LedgerReplyStore:
     model: str
     log: Log
     code: Callable[[Unit], OwnCode]  # what is proved of model and loss, by unit of privacy
+    persons: bool = False  # each record holds all rows of one person
     receipts: dict[str, Receipt] = field(default_factory=dict)
     admitted: set[str] = field(default_factory=set)
 
@@ -148,12 +149,13 @@ class LedgerReplyStore:
     def allows(self, job: Job) -> None:
         """Refuse a job that the policy forbids or that exceeds the ledger's limit; a run's first job admits the run."""
         grade = self.code(job.plan.unit).grade
-        refused = self.policy.check(job.plan, noise=job.mode, silo=self.silo, model=self.model, own_code=grade)
+        about: dict[str, Any] = {"silo": self.silo, "model": self.model, "own_code": grade, "persons": self.persons}
+        refused = self.policy.check(job.plan, noise=job.mode, **about)
         if refused is not None:
             raise ConfigError(refused, "a plan that this silo's policy allows")
         key = f"{job.run} {job.plan.hash}"  # another plan under the name of this run is refused by the ledger
         if key not in self.admitted:
-            cost = SiloCost(job.plan, self.silo, self.policy.adversary)
+            cost = SiloCost(job.plan, self.silo, self.policy.adversary, self.persons)
             self.ledger.admit(job.run, self.policy.dataset, cost.asked, whole=cost.whole, jobs=cost.jobs)
             self.admitted.add(key)
             self.log(f"run {job.run}: admitted")
@@ -200,7 +202,8 @@ class SiloService:
         policy = policies.load(folder / spec.policy)
         ledger = Ledger.open(folder / spec.ledger, create=True)
         ledger.limit(policy.dataset, policy.limit)
-        charged = LedgerReplyStore(ledger, policy, client, model, log, task.program.of)
+        persons = task.encoding is not None and task.encoding.person is not None
+        charged = LedgerReplyStore(ledger, policy, client, model, log, task.program.of, persons)
         secagg = SecAggClient(client, task, charged.allows, charged.charge, time.time)
         return cls(Silo(task, charged, charged.allows), secagg)
 
