@@ -139,7 +139,9 @@ class Config:
     @property
     def facts(self) -> dict[str, Any]:
         """Entries of a certificate that come from this file, beside the plan, delta and noise."""
-        known = {"deltas": self.deltas, "names": self.task.silos, "filtered": self.privacy.limited}
+        known: dict[str, Any] = {"deltas": self.deltas, "names": self.task.silos, "filtered": self.privacy.limited}
+        person = self.task.person if "person" in self.task.options else None
+        known |= {} if person is None else {"person": person.rows}
         given = {"given": self.task.model.certificate_entry} if isinstance(self.task.model, InMemoryModel) else {}
         return {**known, **given, "foreign": self.foreign, "selection": self.privacy.selected}
 
