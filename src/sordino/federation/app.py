@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from sordino.config import Config, load_config
+from sordino.config import Config, FederationSpec, load_config
+from sordino.data.files import PARQUET, CsvFormat
 from sordino.data.lineage import load_initial
+from sordino.data.tables import encoded_rows
 from sordino.engines.remote import Remote
 from sordino.errors import ConfigError, EngineError, SordinoError
+from sordino.federation.delivery import deliver
 from sordino.federation.flower_api import FlowerTransport, Link
 from sordino.federation.keys import check_pinned, registered_form, signer_of
 from sordino.federation.secagg import SecAggEngine
-from sordino.federation.silo_service import model_and_loss
 from sordino.runs.execution import Executed, execute
 from sordino.task import PublicSource, Task
 
@@ -52,12 +54,14 @@ class Server:
             with self._grid(config, out) as grid:
                 engine, task = engine_of(config, grid, log), server_task(config)
                 done = execute(config, out, resume=resume, engine=engine, task=task, on_round=log_round)
+                log(f"sordino: {done.path}/certificate.json")
+                if config.federation is not None and not config.federation.simulated:
+                    deliver_to_all(config.federation, done.path, engine.transport, log)
         except (SordinoError, KeyboardInterrupt) as error:  # Flower interrupts a process whose run it has ended
             ended = EngineError("a run that was interrupted", "", "continue it with --resume")
             wrong = error if isinstance(error, SordinoError) else ended
             log(f"sordino: {' '.join(str(wrong).split())}")
             raise wrong from None
-        log(f"sordino: {done.path}/certificate.json")
         return done
 
     def register(self, config: Config) -> Link:
@@ -93,6 +97,14 @@ class Server:
             yield grid
 
 
+def deliver_to_all(spec: FederationSpec, folder: Path, transport: Any, log: Callable[[str], None]) -> None:
+    """Send model and certificate to every silo, and log who took them."""
+    took = [spec.silos[place] for place in deliver(folder, len(spec.silos), transport, spec.timeout)]
+    others = [name for name in spec.silos if name not in took]
+    missed = f"; not to {', '.join(others)}: run again with --resume" if others else ""
+    log(f"model and certificate were delivered to {', '.join(took) or 'nobody'}{missed}")
+
+
 def engine_of(config: Config, grid: Any, log: Callable[[str], None]) -> Remote:
     """Return the engine over a grid: secure aggregation where the release needs it; silos by their pinned keys."""
     silos, spec = silos_of(config), config.federation
@@ -115,21 +127,24 @@ def silos_of(config: Config) -> tuple[str, ...]:
 
 def server_task(config: Config) -> Task:
     """Return the server's task: the model and public test rows, without any silo's records."""
-    spec = config.federation
-    if spec is None or not spec.inputs:
+    spec, encoding = config.federation, config.task.encoding
+    if spec is None or not config.record[0]:
         return config.build().as_server()
-    test = None
-    if spec.test is not None:
+    test, (shape, classes) = None, config.record
+    if spec.test is not None and encoding is not None and Path(spec.test).suffix in (".csv", *PARQUET):
+        given = CsvFormat(**config.task.options.get("format", {}))
+        test = encoded_rows(encoding, Path(spec.test), given)
+    elif spec.test is not None:
         try:
             with np.load(Path(spec.test), allow_pickle=False) as held:
                 test = held["x"], held["y"]
         except (OSError, ValueError, KeyError) as error:
             found = f"{spec.test}, which cannot be read ({error})"
-            raise ConfigError(found, "an .npz file of public rows x and y") from None
-    model, loss = model_and_loss(config, spec.inputs, spec.classes)
+            raise ConfigError(found, "an .npz file of public rows x and y, or a table (.csv)") from None
+    model, loss, _ = config.model_and_loss(shape, classes)
     model, init = (model, None) if config.task.init is None else load_initial(model, config.task.init)
     task = Task.server(model, len(spec.silos), test, loss, own_code=config.task.own_code)
     # [task] names the silos' private rows; what it declares of columns (ranges, categories) is public all the same
     values = config.task.source(labels=False).values
     source = PublicSource(f"rows of {Path(spec.test or '').name}", "the configuration: [federation] test", values)
-    return replace(task, init=init, metrics=config.run.metrics, source=source)
+    return replace(task, init=init, metrics=config.run.metrics, source=source, encoding=encoding)

@@ -21,7 +21,7 @@ from jinja2 import StrictUndefined, Template
 from sordino.accounting import accountant
 from sordino.accounting.accountant import LARGEST_DEFAULT, few, meaning_of_delta
 from sordino.accounting.composition import Participation
-from sordino.config import Config, load_config
+from sordino.config import Config, TaskSpec, load_config
 from sordino.errors import ConfigError
 from sordino.federation.app import silos_of
 from sordino.federation.silo_service import model_hash
@@ -61,13 +61,13 @@ def policy_text(config: Config, place: int) -> str:
     name, plan = silos_of(config)[place], config.plan
     often = Participation(plan.rounds, plan.clients.max_participations(plan.rounds))  # the most rounds of one silo
     line = plan.cost(often).line("cohort", place)
-    own = config.budgets[place] if config.budgets else None
+    own, unit = config.budgets[place] if config.budgets else None, "person" if config.task.person else plan.unit
     delta = (config.deltas or (config.delta,) * len(silos_of(config)))[place]
     cost = math.inf if own is None else own.epsilon
     if own is None and all(event.protects for event, _ in line.entries):
         cost = math.ceil(100 * accountant.epsilon(line.entries, line.relation, delta).value) / 100 or LEAST
     table = {
-        "dataset": name, "epsilon": cost, "delta": delta, "unit": plan.unit, "relation": line.relation,
+        "dataset": name, "epsilon": cost, "delta": delta, "unit": unit, "relation": line.relation,
         "releases": [plan.release.kind], "noise": [config.privacy.noise], "plans": [plan.hash],
         "models": [model_hash(config)],
     }  # fmt: skip
@@ -104,8 +104,8 @@ def silo_files(config: Config, place: int) -> dict[str, str]:
     """Return the contents of one silo's files by path; the silo's operator fills in data and limits."""
     name, node, policy = silos_of(config)[place], FIRST_NODE + place, config.plan.release.kind != "no_noise"
     own: dict[str, Any] = {"name": name, "node": f"127.0.0.1:{node}", "secret": "node.secret", "key": "node"}
-    own |= {"dataset": config.task.dataset, "options": dict(config.task.options)}
-    own |= {"group": name} if config.task.named else {}
+    own |= {"dataset": config.task.dataset, "options": silo_options(config.task, name)}
+    own |= {"group": name} if config.task.named and "files" not in config.task.options else {}
     own |= {} if policy else {"policy": ""}
     link = "/srv/sordino/supernode.sh SERVER:PORT"
     serve = "/srv/sordino/.venv/bin/sordino silo serve /srv/sordino"
@@ -117,3 +117,11 @@ def silo_files(config: Config, place: int) -> dict[str, str]:
         "supernode.service": rendered("unit.service", what="Flower SuperNode", command=link),
         "sordino.service": rendered("unit.service", what=f"Sordino silo {name}", command=serve),
     }
+
+
+def silo_options(task: TaskSpec, name: str) -> dict[str, Any]:
+    """Return the options of a silo's own data: of a file for every silo its own, beside silo.toml; no test rows."""
+    options = {key: value for key, value in task.options.items() if key not in ("files", "test")}
+    if "files" in task.options:
+        return {"path": f"{name}.csv", **options}
+    return options
