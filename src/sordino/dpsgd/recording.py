@@ -4,9 +4,9 @@ The loop runs the graph of the model (`model_graphs`), captured on synthetic rec
 training record, unless it has no graph and the user vouches for it (`CheckedForward`). Only `model.forward`
 is replaced, and the layers only while it runs: copies and pickles of the model are ordinary.
 
-In half precision the 1 / b of a mean would be rounded to eight bits, differently for every
-b: one more record would change the other records' sum by up to b / 512 clip norms. So the model's output is converted
-to float32, where its gradient is multiplied by b.
+In half precision the factor 1 / b of a mean over b records would be rounded to eight bits, differently for every b: one
+more record would change the sum of the others by up to b / 512 clip norms. So the model's output is converted to
+float32, where its gradient is multiplied by b.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from sordino.dpsgd.batch_independence import has_records, refuse_mixing, trained_outputs
-from sordino.dpsgd.clipped_sum import CheckedForward, clipped_sum, ieee_products
+from sordino.dpsgd.clipped_sum import CheckedForward, ClipGroup, clipped_sum, ieee_products
 from sordino.dpsgd.loader import BatchPiece, InputCheck, PendingBatch
 from sordino.dpsgd.model_graphs import GraphPass, ModelGraphs
 from sordino.dpsgd.own_code import LossCheck, OutputGradient, stale_code, untraceable
@@ -99,7 +99,7 @@ def _live(item: Any) -> bool:
 class RecordedForward:
     """The model's `forward` during a private loop; copies and pickles of the model have the user's forward.
 
-    Under torch.compile it runs as it is, uncompiled: the per-record passes are no graph of torch.compile's.
+    Under torch.compile it runs uncompiled, since torch.compile cannot capture the per-record passes.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -190,14 +190,14 @@ class Recording:
         self.backwards += 1
         self.warning.begin()
 
-    def clipped_sum(self, clip_norm: float, scale: float) -> tuple[dict[str, Tensor], int]:
-        """Return the clipped sum of the batch by parameter name, and the number of records that are not finite."""
+    def clipped_sum(self, groups: Sequence[ClipGroup], scale: float) -> tuple[dict[str, Tensor], Tensor, int]:
+        """Return the clipped sum of the batch by parameter name, norms [groups, b], and how many are not finite."""
         with ieee_products():
             pieces = self.tape.pieces() if self.tape.batch else {}
             self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]
-            total, norms, finite = clipped_sum(pieces, self.named, self.tape.batch, clip_norm, scale)
+            total, norms, finite = clipped_sum(pieces, self.named, self.tape.batch, groups, scale)
         self.forget()
-        return total, 0 if finite else int((~norms.isfinite()).sum())
+        return total, norms, 0 if finite else int((~norms.isfinite().all(0)).sum())
 
     def forget(self) -> None:
         """Discard everything recorded."""
@@ -253,7 +253,7 @@ class Recording:
 
     @contextmanager
     def _not_noted(self) -> Iterator[None]:
-        """Context in which direct gradients of parameters are not noted, for passes over synthetic records."""
+        """Context in which direct parameter gradients are not recorded, for passes over synthetic records."""
         before = set(self.outside)
         try:
             yield
@@ -271,7 +271,7 @@ class Recording:
             self.guard.accept()
 
     def refuse_stale(self) -> None:
-        """Refuse a model whose forward was changed since its graph was captured: the graph would stay as it was."""
+        """Refuse a model whose forward was changed since its graph was captured, since the old graph would run."""
         if self.untraced or not self.graphs.training.samples:
             return
         with self._not_noted():
@@ -355,7 +355,7 @@ class Recording:
             trusted.whole, self.tape.batch = whole, 0  # what is recorded is no record's, and summed up nowhere
 
     def evidence(self) -> tuple[str, int]:
-        """Return how records were kept independent in all passes, and the number of tests of code without a graph."""
+        """Return a text on how records were kept independent in all passes, and the number of independence tests."""
         if not self.untraced:
             return EVIDENCE[self.graphs.grade], 0
         trusted = self.trusted_forward
@@ -368,7 +368,7 @@ class Recording:
         return how, trusted.checks.count
 
     def grade(self) -> tuple[Grade, str]:
-        """Return the weaker grade (`sordino.graph`) of model and inputs, and the reason why it is not better."""
+        """Return the weaker check result (`sordino.graph`) of model and inputs, and the reason for it."""
         if self.untraced:
             return TRUSTED, f"the model's own forward runs on records ({self.untraced})"
         if self.graphs.changed:
@@ -379,7 +379,9 @@ class Recording:
 
 
 def _note_gradient(parameter: nn.Parameter, outside: set[str], name: str) -> RemovableHandle:
-    """Note that autograd computed a gradient for a parameter directly: no layer rule recorded that use."""
+    """Register a hook that adds `name` to `outside` if autograd computes a gradient of the parameter outside layer
+    rules.
+    """
 
     def note(slope: Tensor) -> None:
         outside.add(name)

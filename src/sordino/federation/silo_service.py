@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,27 @@ from sordino import codec
 from sordino.accounting.bounds import Unit
 from sordino.certificate.facts import OwnCode
 from sordino.config import Config, load_config
+from sordino.data.clients import Records
 from sordino.data.datasets import load
+from sordino.data.files import CsvFormat
+from sordino.data.records import Dataset
+from sordino.data.tables import encoded_rows
 from sordino.engines.messages import Job
 from sordino.engines.remote import InMemoryReplyStore, Silo
 from sordino.errors import ConfigError, SordinoError, shorten
+from sordino.federation.delivery import MARK as RESULT
+from sordino.federation.delivery import Inbox
 from sordino.federation.flower_api import Node, NodeTask, flower
+from sordino.federation.keys import Signer, signer_of
 from sordino.federation.secagg import MARK, SecAggClient
 from sordino.ledger import policy as policies
 from sordino.ledger.budget import SiloCost
 from sordino.ledger.journal import RESTORES
 from sordino.ledger.ledger import Ledger, Receipt
 from sordino.ledger.policy import Policy
-from sordino.models import build_seeded
-from sordino.parts.losses import CrossEntropy, Loss, Mse
+from sordino.models import InMemoryModel
 from sordino.parts.releases import NoNoise
+from sordino.runs.bundle import Bundle
 from sordino.task import Task
 
 PULSE = 0.5  # seconds between two polls for a task
@@ -62,11 +70,13 @@ class SiloSpec:
     dataset: str
     node: str = "127.0.0.1:9094"
     secret: str = ""
+    key: str = ""  # the node's private key, which signs this silo's answers
     options: dict[str, Any] = field(default_factory=dict)
     group: str = ""
     simulated: bool = False
     policy: str = "policy.toml"
     ledger: str = "ledger.db"
+    heldout: str = ""  # a table of this silo's rows that do not train: the finished model is evaluated on them, here
 
     @classmethod
     def read(cls, folder: Path) -> SiloSpec:
@@ -75,31 +85,59 @@ class SiloSpec:
         return found
 
 
-def model_and_loss(config: Config, inputs: tuple[int, ...], classes: int) -> tuple[torch.nn.Module, Loss]:
-    """Return the federation's model with seeded initial weights, equal on every machine, and its loss.
-
-    The default loss is cross entropy for classes and squared error for a number.
-    """
-    model = build_seeded(config.task.model, inputs, classes or 1, config.run.seed)
-    return model, config.task.loss or (CrossEntropy() if classes else Mse())
-
-
 def model_hash(config: Config) -> str:
-    """Return the SHA-256 of the file's model and loss sections, by which policies list the models they allow."""
-    spec = config.federation
-    shape = {} if spec is None else {"inputs": list(spec.inputs), "classes": spec.classes}
-    return codec.digest({"model": config.task.model, "loss": config.task.loss, **shape})
+    """Return the SHA-256 of the file's model, loss and columns, by which policies list the models they allow."""
+    encoding, (shape, classes) = config.task.encoding, ((), 0) if config.federation is None else config.record
+    known = {"inputs": list(shape), "classes": classes, "encoding": None if encoding is None else encoding.sha256}
+    return codec.digest({"model": config.task.model, "loss": config.task.loss, **known})
 
 
-def silo_task(config: Config, spec: SiloSpec) -> Task:
-    """Return a silo's task: the federation's model, and this silo's rows of its data set."""
+def silo_data(folder: Path, spec: SiloSpec) -> Dataset:
+    """Load the data set of silo.toml; its files are relative to the silo's folder."""
+
+    def there(given: Any) -> Any:
+        return [str(folder / one) for one in given] if isinstance(given, list) else str(folder / str(given))
+
+    files = {key: there(value) for key, value in spec.options.items() if key in ("path", "files", "test")}
+    try:
+        return load(spec.dataset, **{**spec.options, **files})
+    except TypeError as error:  # a value of the wrong type
+        raise ConfigError(f"options in silo.toml ({error})", f"options of {spec.dataset}") from None
+
+
+def site_bundle(config: Config, spec: SiloSpec, task: Task) -> Bundle | None:
+    """Return the bundle by which this site scores raw rows of its files; None for data that are no table."""
+    if task.encoding is None or isinstance(config.task.model, InMemoryModel):
+        return None
+    written = codec.read(CsvFormat, spec.options.get("format", {}), "options.format")
+    return Bundle(encoding=task.encoding, model=config.task.model, seed=config.run.seed, csv=written)
+
+
+def heldout_rows(folder: Path, spec: SiloSpec, task: Task) -> Records:
+    """Return the held-out rows of a silo whose data are a table."""
+    if task.encoding is None:
+        raise ConfigError("heldout in silo.toml of data that are no table", "a table (dataset = csv)", "drop heldout")
+    written = codec.read(CsvFormat, spec.options.get("format", {}), "options.format")
+    x, y = encoded_rows(task.encoding, folder / spec.heldout, written)
+    return Records(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y))
+
+
+def silo_task(config: Config, spec: SiloSpec, folder: Path = Path()) -> Task:
+    """Return a silo's task: the federation's model, and this silo's rows of its data set.
+
+    A table must mean what the federation's file declares: the same columns in one order, categories, ranges, classes.
+    """
     names = () if config.federation is None else config.federation.silos
     if config.federation is None or spec.name not in names:
         raise ConfigError(f"silo {spec.name!r}", "a silo of fed.toml", codec.nearest(spec.name, list(names)))
     place = names.index(spec.name)
     if spec.simulated:
         return config.build().as_silo(place)
-    data = load(spec.dataset, **spec.options)
+    data, agreed = silo_data(folder, spec), config.task.encoding
+    if agreed is not None and data.encoding is not None and agreed.differs(data.encoding):
+        found = f"columns in silo.toml that differ from those of fed.toml: {agreed.differs(data.encoding)}"
+        fix = "copy [task.options.columns], target, classes and person from fed.toml; put other columns into ignore"
+        raise ConfigError(found, "the encoding of the federation", fix)
     x, y, classes = data.x, data.y, data.classes or 0
     if spec.group:
         if data.groups is None or spec.group not in data.names:
@@ -107,8 +145,13 @@ def silo_task(config: Config, spec: SiloSpec) -> Task:
             raise ConfigError(found, f"a natural silo of {spec.dataset}", codec.nearest(spec.group, known))
         mine = data.groups == np.unique(data.groups)[list(data.names).index(spec.group)]
         x, y = x[mine], y[mine]
-    model, loss = model_and_loss(config, config.federation.inputs or x.shape[1:], classes)
-    return Task.silo(model, place, len(names), (x, y), loss, own_code=config.task.own_code)
+    shape = config.record[0] or x.shape[1:]
+    if shape != x.shape[1:]:
+        found = f"records of shape {list(x.shape[1:])} in the data of silo.toml"
+        raise ConfigError(found, f"records of shape {list(shape)}, as [federation] says")
+    model, loss, _ = config.model_and_loss(shape, classes)
+    task = Task.silo(model, place, len(names), (x, y), loss, own_code=config.task.own_code)
+    return replace(task, encoding=data.encoding)
 
 
 # ---- policy and ledger -----------------------------------------------------------------------------------------------
@@ -125,6 +168,7 @@ class LedgerReplyStore:
     model: str
     log: Log
     code: Callable[[Unit], OwnCode]  # what is proved of model and loss, by unit of privacy
+    persons: bool = False  # each record holds all rows of one person
     receipts: dict[str, Receipt] = field(default_factory=dict)
     admitted: set[str] = field(default_factory=set)
 
@@ -134,12 +178,13 @@ class LedgerReplyStore:
     def allows(self, job: Job) -> None:
         """Refuse a job that the policy forbids or that exceeds the ledger's limit; a run's first job admits the run."""
         grade = self.code(job.plan.unit).grade
-        refused = self.policy.check(job.plan, noise=job.mode, silo=self.silo, model=self.model, own_code=grade)
+        about: dict[str, Any] = {"silo": self.silo, "model": self.model, "own_code": grade, "persons": self.persons}
+        refused = self.policy.check(job.plan, noise=job.mode, **about)
         if refused is not None:
             raise ConfigError(refused, "a plan that this silo's policy allows")
         key = f"{job.run} {job.plan.hash}"  # another plan under the name of this run is refused by the ledger
         if key not in self.admitted:
-            cost = SiloCost(job.plan, self.silo, self.policy.adversary)
+            cost = SiloCost(job.plan, self.silo, self.policy.adversary, self.persons)
             self.ledger.admit(job.run, self.policy.dataset, cost.asked, whole=cost.whole, jobs=cost.jobs)
             self.admitted.add(key)
             self.log(f"run {job.run}: admitted")
@@ -173,24 +218,45 @@ class SiloService:
 
     silo: Silo
     secagg: SecAggClient
+    inbox: Inbox
 
     @classmethod
-    def open(cls, folder: Path, spec: SiloSpec, task: Task, model: str, log: Log) -> SiloService:
+    def open(
+        cls,
+        folder: Path,
+        spec: SiloSpec,
+        task: Task,
+        model: str,
+        log: Log,
+        config: Config | None = None,
+        signer: Signer | None = None,
+    ) -> SiloService:
         """Read the policy in a silo's folder and open the ledger that enforces the policy's limit."""
-        client = int(task.clients.held[0])
+        signer = signer or Signer()
+        client, heldout = int(task.clients.held[0]), None
+        bundle = None if config is None else site_bundle(config, spec, task)
+        if spec.heldout:
+            heldout = heldout_rows(folder, spec, task)
+        inbox = partial(Inbox, folder, task, bundle, heldout=heldout, log=log)
         if not spec.policy:
             log(NO_POLICY)
             store = InMemoryReplyStore()
-            secagg = SecAggClient(client, task, refuse_release, lambda job, session: store.charge(job), time.time)
-            return cls(Silo(task, store, refuse_release), secagg)
+            secagg = SecAggClient(
+                client, task, refuse_release, lambda job, session: store.charge(job), time.time, signer
+            )
+            return cls(Silo(task, store, refuse_release), secagg, inbox(lambda run: run in store.paid))
         policy = policies.load(folder / spec.policy)
         ledger = Ledger.open(folder / spec.ledger, create=True)
         ledger.limit(policy.dataset, policy.limit)
-        charged = LedgerReplyStore(ledger, policy, client, model, log, task.program.of)
-        secagg = SecAggClient(client, task, charged.allows, charged.charge, time.time)
-        return cls(Silo(task, charged, charged.allows), secagg)
+        persons = task.encoding is not None and task.encoding.person is not None
+        charged = LedgerReplyStore(ledger, policy, client, model, log, task.program.of, persons)
+        secagg = SecAggClient(client, task, charged.allows, charged.charge, time.time, signer)
+        knows = inbox(lambda run: bool(sum(ledger.charges(run).values())))
+        return cls(Silo(task, charged, charged.allows), secagg, knows)
 
     def reply(self, data: bytes) -> bytes:
+        if data.startswith(RESULT):
+            return self.inbox.take(data)
         return self.secagg.reply(data) if data.startswith(MARK) else self.silo.reply(data)
 
 
@@ -204,7 +270,13 @@ def refuse_release(job: Job) -> None:
 # ---- the process -----------------------------------------------------------------------------------------------------
 
 
-def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None, as_json: bool = False) -> None:
+def serve_silo(
+    folder: Path,
+    node: str | None = None,
+    secret: Path | None = None,
+    key: Path | None = None,
+    as_json: bool = False,
+) -> None:
     """Answer the jobs of a silo's node until the process is stopped (`sordino silo serve`)."""
     flower()
     spec, config, last = SiloSpec.read(folder), load_config(folder / "fed.toml"), ""
@@ -215,7 +287,8 @@ def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None
             print(json.dumps({"status": line}) if as_json else line, flush=True)
         last = line
 
-    service = SiloService.open(folder, spec, silo_task(config, spec), model_hash(config), log)
+    signer = signer_of(config.federation, key or (folder / spec.key if spec.key else None))
+    service = SiloService.open(folder, spec, silo_task(config, spec, folder), model_hash(config), log, config, signer)
     place = secret or (folder / spec.secret if spec.secret else None)
     try:
         shared = None if place is None else place.read_bytes()
@@ -223,7 +296,7 @@ def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None
         found = f"{place}, which cannot be read ({error.strerror})"
         raise ConfigError(found, "the file with the node's secret", "write it with key.sh") from None
     log(f"silo {spec.name}: {len(service.silo.task.clients.index)} records, node {node or spec.node}")
-    serve(Node(node or spec.node, shared), service.reply, log)
+    serve(Node(node or spec.node, shared), lambda data: signer.signed_answer(data, service.reply(data)), log)
 
 
 def serve(node: Node, reply: Callable[[bytes], bytes], log: Log) -> None:

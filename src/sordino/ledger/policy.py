@@ -1,4 +1,4 @@
-"""Policy of a silo: a file in which its operator states which plans may use its data; silos check every plan with it.
+"""Data-use policy of a silo: a TOML file in which its operator states which plans may use the data.
 
 ```toml
 dataset = "cleveland"
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from sordino import codec
-from sordino.accounting.bounds import Unit
+from sordino.accounting.bounds import Protected
 from sordino.accounting.composition import Adversary
 from sordino.accounting.events import Event, Relation
 from sordino.errors import ConfigError, brief_repr
@@ -38,17 +38,17 @@ EXAMPLE = "docs/silos.md#a-silos-own-policy has an example"
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Policy of a silo: which plans may use its data, and its limit over all runs.
+    """Data-use policy of a silo: which plans may use its data, and the privacy limit over all runs.
 
-    `adversary` chooses the cost that is charged: `cohort` sees who takes part; `models` relies on secret sampling by
-    the server; `messages` trusts nobody. `models` and `plans` are SHA-256 hashes, and an empty list allows all.
-    `own_code` lists the allowed grades of user code that runs on these data.
+    `adversary` is the one whose view is charged: `cohort` sees who takes part; `models` sees models only, and relies on
+    secret sampling by the server; `messages` sees every message. `models` and `plans` are SHA-256 hashes, and an empty
+    list allows all. `own_code` lists the results of the code check (`sordino.graph`) with which user code may run.
     """
 
     dataset: str
     epsilon: float
     delta: float
-    unit: Unit
+    unit: Protected
     releases: tuple[str, ...]
     relation: Relation = "replace_one"
     adversary: Adversary = "cohort"
@@ -78,7 +78,7 @@ class Policy:
         for digest in (*self.models, *self.plans):
             if len(digest) != 64 or not set(digest) <= set(string.hexdigits.lower()):
                 found = f"the hash {brief_repr(digest)} in a policy"
-                raise ConfigError(found, "64 small hexadecimal digits, as `sha256sum` prints them")
+                raise ConfigError(found, "64 lower-case hexadecimal digits, as `sha256sum` prints them")
         self.limit  # noqa: B018  (refuses an invalid epsilon or delta)
         self._expiry()
 
@@ -96,20 +96,22 @@ class Policy:
 
     def check(
         self, plan: Plan, *, noise: Mode, silo: int = 0, model: str = "", today: date | None = None,
-        own_code: Grade = "by construction",
+        own_code: Grade = "by construction", persons: bool = False,
     ) -> str | None:  # fmt: skip
         """Return why a plan may not use the data, in one sentence; None if it may (the ledger checks the budget).
 
-        `silo` is this silo's index in the plan, `model` the hash of the run's model, and `own_code` the grade of the
-        user code that runs on this silo's records.
+        `silo` is this silo's index in the plan, `model` the hash of the run's model, and `own_code` the result of
+        the check of the user code that runs on this silo's records. With `persons` each of these records holds all rows
+        of one person.
         """
+        unit: Protected = "person" if persons and plan.unit == "record" else plan.unit
         asked = (
             (self._expiry() >= (today or date.today()), f"the policy has expired on {self.expires}"),
             (not self.plans or plan.hash in self.plans, f"the plan {plan.hash[:12]} is not among those allowed"),
             (not self.models or model in self.models, f"the model {model[:12] or '(none)'} is not among those allowed"),
-            (plan.unit == self.unit, f"the plan protects one {plan.unit}, and the policy requires one {self.unit}"),
+            (unit == self.unit, f"the plan protects one {unit}, and the policy requires one {self.unit}"),
             (plan.release.kind in self.releases, f"the release {plan.release.kind!r} is not allowed"),
-            (own_code in self.own_code, f"code of grade {own_code!r} is not allowed"),
+            (own_code in self.own_code, f"user code that is {own_code!r} is not allowed"),
             (noise in self.noise, f"noise of mode {noise!r} is not allowed"),
             (not plan.prepare, "the plan releases histograms before round 1, which silos do not support"),
             (0 <= silo < plan.clients.population, f"the plan has no silo {silo}"),
@@ -124,11 +126,13 @@ class Policy:
         cohort = getattr(plan.release, "at_least", plan.clients.expected)
         if cohort < self.least_cohort:
             return f"a round may have {cohort:g} clients, and the least allowed is {self.least_cohort:g}"
-        return self.limit.mismatch(plan.unit, line.relation)
+        return self.limit.mismatch(unit, line.relation)
 
 
 def noise_of(event: Event) -> float:
-    """Return the noise multiplier of the innermost event; 0 if it states none."""
+    """Return the noise multiplier of an event, or of the event inside a sampled or shuffled one; 0 if it states
+    none.
+    """
     inner: Any = event
     while hasattr(inner, "event"):
         inner = inner.event
