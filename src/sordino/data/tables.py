@@ -470,12 +470,13 @@ def table(
 ) -> Dataset:  # fmt: skip
     """Read tables with a header, .csv or .parquet: column `target` is predicted from all the others.
 
-    `path` is one file; `groups` names its column of silos, whose values are their names. Or `files`: a list, a pattern
-    ("sites/*.csv") or a folder, a silo each, named after its file. `classes` makes the target a label: how many, or
-    their words. `columns` declares what is public of each column: range, categories, missing; `ranges` is short for
-    their ranges, `ignore` names columns to leave out. `format` says how a .csv is written (`CsvFormat`), `person` which
-    rows are one person's (`Person`). Test records are declared public: another file `test`, or a fixed
-    `public_test_fraction` of the rows. Without, there is no test.
+    `path` is one file; `groups` is the name of its column of silo names. Or `files` is a list, a pattern
+    ("sites/*.csv") or a folder, with one file per silo, named after the file. `classes` makes the target a class
+    label: the number of classes, or their words. `columns` declares public facts about each column (range, categories,
+    missing); `ranges` is the short form for public ranges, `ignore` lists columns that are not used. `format` is the
+    format of a .csv (`CsvFormat`),
+    `person` the column by which rows belong to one person (`Person`). Test records are declared public: another file
+    `test`, or a fixed `public_test_fraction` of the rows; otherwise there are none.
     """
     options = table_options(
         target, path, files, groups, classes, columns, ranges, ignore, test, public_test_fraction, format, person
@@ -514,7 +515,7 @@ def table(
 
 
 def _owners(rows: TextTable, groups: str) -> list[str]:
-    """Return the silo of every row; a row without one is refused."""
+    """Return the silo of every row; refuse a row without a silo."""
     tokens = rows.column(groups)
     empty = next((row for row, token in enumerate(tokens) if rows.missing(token)), None)
     if empty is not None:
@@ -532,7 +533,7 @@ def encoded_rows(encoding: Encoding, path: Path, format: CsvFormat | None = None
 
 
 def _needed(encoding: Encoding) -> list[str]:
-    """Return the columns that a file must have: those without a declared value for files that lack them."""
+    """Return the columns that a file must have: those without a declared `absent` value."""
     return [name for name, one in zip(encoding.names, encoding.columns, strict=True) if one.absent is None]
 
 
@@ -586,7 +587,7 @@ def table_options(
 
 
 def _listed(files: Any) -> tuple[Path, ...]:
-    """Return the files of a list, of a pattern, or of a folder; sorted unless listed. They need not exist."""
+    """Return the files of a list in its order, or of a pattern or folder, sorted; the files need not exist."""
     if isinstance(files, list | tuple) and files and all(isinstance(one, str | Path) for one in files):
         return tuple(Path(one) for one in files)
     where = f"files = {brief_repr(str(files) if isinstance(files, Path) else files)}"
@@ -648,7 +649,7 @@ class TablePreview(NamedTuple):
 
 
 def preview(given: Mapping[str, Any]) -> TablePreview:
-    """Return silo names and notes for the user; refuse what a run would refuse by options and headers of files."""
+    """Return silo names and notes for the user; refuse invalid options and invalid file headers, as a run does."""
     options, test = table_options(**given), given.get("test")
     absent = [path for path in options.paths if not path.expanduser().exists()]
     if absent or not options.paths:
@@ -671,7 +672,7 @@ def preview(given: Mapping[str, Any]) -> TablePreview:
 
 
 def preparations(options: Mapping[str, Any]) -> tuple[Histogram, ...]:
-    """Return the histograms that a table's columns ask for, in the order of their names."""
+    """Return the noised histograms that a table's columns need, in the order of the columns' names."""
     known = column_declarations(options.get("columns"), options.get("ranges"))
     return tuple(known[name].release(name) for name in sorted(known) if known[name].histogram is not None)
 
