@@ -193,9 +193,7 @@ def _each_class(seen: Predictions, name: str, score: str, each: bool) -> dict[st
 
 @dataclass(frozen=True)
 class Auc(Metric, kind="auc"):
-    """Area under the ROC curve; for several classes (each against the rest) or labels, their mean; with `each`, all
-    of them.
-    """
+    """Area under the ROC curve; for several classes (one against the rest) or labels the mean; with `each`, all."""
 
     each: bool = False
 

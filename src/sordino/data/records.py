@@ -323,9 +323,7 @@ class Dirichlet(Partitioner, kind="dirichlet"):
 
 @dataclass(frozen=True, slots=True)
 class Shards(Partitioner, kind="shards"):
-    """Partition into shards: records sorted by label, cut into clients * per_client shards, dealt at random (McMahan
-    2017).
-    """
+    """Partition into shards: records sorted by label, clients * per_client shards dealt at random (McMahan 2017)."""
 
     clients: int
     per_client: int = 2
@@ -352,9 +350,7 @@ class SortedTarget(Partitioner, kind="sorted_target"):
 
 @dataclass(frozen=True, slots=True)
 class Natural(Partitioner, kind="natural"):
-    """Partition by the natural groups of the data (writers, roles, hospitals): all of them, or `clients` random
-    ones.
-    """
+    """Partition by natural groups of the data (writers, roles, hospitals): all, or `clients` random groups."""
 
     clients: int | None = None
 
