@@ -180,7 +180,7 @@ def test_a_function_of_ones_own_is_a_metric_and_its_failure_one_sentence() -> No
 @pytest.mark.parametrize("name", ["round", DIAGNOSTIC, "accuracy"])
 def test_a_function_cannot_speak_for_what_the_history_says_itself(name: str) -> None:
     """A metric called `round` was the number of the round."""
-    with pytest.raises(DataError, match="which the history has already"):
+    with pytest.raises(DataError, match="which is already a name in the history"):
         Task.of(mlp(), clients(), test=clients()[0], metrics={name: lambda out, y: 7.0}).evaluate(torch.zeros(67))
 
 

@@ -154,11 +154,15 @@ def _column(name: str, table: Any, where: str) -> Column:
     if uses and column.histogram is None:
         what = "quantiles" if column.quantiles is not None else f"missing = {column.missing!r}"
         fix = "add histogram = { epsilon = 0.1, within = [LOW, HIGH] }, or declare public values"
-        found = f"{where} with {what}, which depends on private rows"
-        raise ConfigError(found, "a noised histogram to read it off", fix)
+        found = f"{where} with {what}, which would be computed from private rows"
+        raise ConfigError(found, "a noised histogram from which it is computed", fix)
     if column.histogram is not None and not uses:
-        found = f"{where} with a histogram, and nothing that is read off it"
-        raise ConfigError(found, 'quantiles = [0.01, 0.99], or missing = "median"', "or drop it: it costs epsilon")
+        found = f"{where} with a histogram that is not used"
+        raise ConfigError(
+            found,
+            'quantiles = [0.01, 0.99], or missing = "median"',
+            "drop the histogram, which costs epsilon, or use it",
+        )
     _check_missing(column, f"{where}.missing = {brief_repr(column.missing)}")
     if column.absent is not None:
         with_one = TextTable(Path("fed.toml"), (name,), [[_absent_token(column)]])
@@ -202,7 +206,9 @@ def _check_missing(column: Column, found: str) -> None:
         fix = "or leave it out: a missing value is refused"
         raise ConfigError(found, 'a number, "category", "mean" or "median"', fix)
     elif column.range is not None and not column.range[0] <= missing <= column.range[1]:
-        raise ConfigError(found, f"a number inside the range {list(column.range)}", "else it would be clamped")
+        raise ConfigError(
+            found, f"a number inside the range {list(column.range)}", "choose a number inside, since others are clamped"
+        )
 
 
 # ---- tokens into numbers ---------------------------------------------------------------------------------------------
@@ -380,7 +386,7 @@ class Encoding:
     def features(self, rows: TextTable) -> Array:
         """Return the rows as the model reads them, [n, width]."""
         if not len(rows.rows):
-            raise DataError(f"no row under the header of {rows.path}", "at least one")
+            raise DataError(f"no row under the header of {rows.path}", "at least one row")
         return np.concatenate([encode(rows, *one) for one in zip(self.names, self.columns, strict=True)], axis=1)
 
     def targets(self, rows: TextTable) -> Array:
