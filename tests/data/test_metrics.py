@@ -193,9 +193,9 @@ def test_what_a_function_writes_into_its_arguments_no_other_reads() -> None:
 
 
 def test_a_metric_that_does_not_fit_the_targets_says_so() -> None:
-    with pytest.raises(DataError, match="numbers"):
+    with pytest.raises(DataError, match="needed real-valued targets"):
         value("r2", seen(SCORES, RIGHT))
-    with pytest.raises(DataError, match="classes"):
+    with pytest.raises(DataError, match="needed class labels"):
         value("auc", seen(noise(9, 1), noise(9), Mse()))
     with pytest.raises(DataError, match="one class only"):
         value("auc", seen(SCORES, torch.zeros(500, dtype=torch.int64)))
