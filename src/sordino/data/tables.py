@@ -158,11 +158,7 @@ def _column(name: str, table: Any, where: str) -> Column:
         raise ConfigError(found, "a noised histogram from which it is computed", fix)
     if column.histogram is not None and not uses:
         found = f"{where} with a histogram that is not used"
-        raise ConfigError(
-            found,
-            'quantiles = [0.01, 0.99], or missing = "median"',
-            "drop the histogram, which costs epsilon, or use it",
-        )
+        raise ConfigError(found, 'quantiles = [0.01, 0.99], or missing = "median"', "drop it: it costs epsilon")
     _check_missing(column, f"{where}.missing = {brief_repr(column.missing)}")
     if column.absent is not None:
         with_one = TextTable(Path("fed.toml"), (name,), [[_absent_token(column)]])
