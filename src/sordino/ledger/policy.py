@@ -132,7 +132,9 @@ class Policy:
 
 
 def noise_of(event: Event) -> float:
-    """Return the noise multiplier of the innermost event; 0 if it states none."""
+    """Return the noise multiplier of an event, or of the event inside a sampled or shuffled one; 0 if it states
+    none.
+    """
     inner: Any = event
     while hasattr(inner, "event"):
         inner = inner.event

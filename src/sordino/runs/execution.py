@@ -166,7 +166,7 @@ def write_bundle(path: Path, config: Config, task: Task, state: State) -> None:
 
 
 def with_released_columns(task: Task, folder: Path) -> Task:
-    """Return the task with its columns scaled by the histograms in a run's prepared.json, as the rounds saw it."""
+    """Return the task with its columns scaled by the histograms in a run's prepared.json, as in the run's rounds."""
     if not task.waiting:
         return task
     released = json.loads(durable_files.read(folder / PREPARED))

@@ -243,7 +243,7 @@ def subjects(targets: list[Path]) -> list[Subject]:
     paths = [target.resolve().parts for target in targets]
     twice = next((parts for parts in paths if paths.count(parts) > 1), None)
     if twice is not None:
-        raise ConfigError(f"{'/'.join(twice)} twice", "every run once")
+        raise ConfigError(f"{'/'.join(twice)} twice", "every run once", "drop the repeated path")
     words = next(n for n in range(1, max(map(len, paths)) + 1) if len({parts[-n:] for parts in paths}) == len(paths))
     return [subject(target, "/".join(parts[-words:])) for target, parts in zip(targets, paths, strict=True)]
 
