@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tomli_w
+from tests.commands import sordino
 from tests.deploy import hospitals
 from tests.pages import ROOT, blocks, titled
 
-from sordino.federation.local_federation import LocalFederation, flower_command
+from sordino.federation import keys
+from sordino.federation.local_federation import LocalFederation
 from sordino.ledger.ledger import Ledger
 
 PAGE = "docs/hospital-tables.md"
@@ -68,22 +71,22 @@ def write(file: Path, name: str, rows: list[dict[str, str]]) -> None:
         writer.writerows(rows)
 
 
-def typed(title: str, folder: Path) -> list[str]:
-    """Commands of a block of the page, typed in a folder; what they said."""
+def typed(title: str) -> list[str]:
+    """Commands of a block of the page, typed here; what they said."""
     said = []
     for line in titled(PAGE, title).text.splitlines():
-        words = [flower_command("sordino"), *line.split()[1:]]
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
-        said.append(done.stdout)
+        done = sordino(*line.split()[1:])
+        assert done.code == 0, f"{line}\n{done.out}\n{done.err}"
+        said.append(done.out)
     return said
 
 
-def test_five_hospitals_from_messy_tables_to_scores(tmp_path: Path) -> None:
+def test_five_hospitals_from_messy_tables_to_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = next(block.text for block in blocks(ROOT / PAGE) if block.language == "toml")
-    (tmp_path / "fed.toml").write_text(text.replace("rounds = 10", "rounds = 3"))
+    (tmp_path / "fed.toml").write_text(text.replace("rounds = 10", "rounds = 2"))
     sizes = tomllib.loads(text)["recipe"]["sizes"]
-    typed("tables: on the server", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    typed("tables: on the server")
     for place, name in enumerate(sizes):
         own = tmp_path / "hospitals" / "silos" / name
         write(own / "patients.csv", name, visits(name, sizes[name], place))
@@ -97,12 +100,16 @@ def test_five_hospitals_from_messy_tables_to_scores(tmp_path: Path) -> None:
     home.mkdir()
     write(home / "public.csv", "calais", visits("calais", 60, 300))
     with LocalFederation(tmp_path / "hospitals", tuple(sizes), home) as federation:
+        agreed = tmp_path / "hospitals" / "server" / "fed.toml"
+        keys.pin(agreed, [home / f"{name}.pub" for name in sizes])
+        for name in sizes:
+            shutil.copy(agreed, tmp_path / "hospitals" / "silos" / name)
         federation.up()
         federation.submit(out)
         made = hospitals.finished(federation, out)
         models = [tmp_path / "hospitals" / "silos" / name / "model" for name in sizes]
         hospitals.until("the models", lambda: all((model / "evaluation.json").exists() for model in models))
-    assert (made["unit"], made["counts"]["charges_per_silo"]) == ("person", [3] * 5)
+    assert (made["unit"], made["counts"]["charges_per_silo"]) == ("person", [2] * 5)
     assert made["declared_public"][0]["what"] == "rows of public.csv"
     budgets = {name: own["epsilon"] for name, own in tomllib.loads(text)["privacy"]["silos"].items()}
     lines = made["adversaries"][-1]["silos"]
@@ -110,12 +117,13 @@ def test_five_hospitals_from_messy_tables_to_scores(tmp_path: Path) -> None:
     assert all(spent[name] <= budgets[name] for name in sizes)
     for name in sizes:
         own = tmp_path / "hospitals" / "silos" / name
-        said = typed("tables: in every silo, at the end", own)
+        monkeypatch.chdir(own)
+        said = typed("tables: in every silo, at the end")
         assert "unit person" in said[0]
         with (own / "scores.csv").open() as stream:
             scores = list(csv.DictReader(stream))
         assert {one["patient"] for one in scores} == {f"{name[0].upper()}-{person}" for person in range(5)}
         assert (own / "model" / "certificate.json").read_bytes() == (out / "certificate.json").read_bytes()
         assert json.loads((own / "model" / "evaluation.json").read_text()).keys() >= {"rows", "accuracy", "auc"}
-        held = Ledger.open(own / "ledger.db")
-        assert sum(held.charges(made["run"]["id"]).values()) == 3
+        with Ledger.open(own / "ledger.db") as held:
+            assert sum(held.charges(made["run"]["id"]).values()) == 2
