@@ -327,7 +327,8 @@ class PrivateOptimizer(Optimizer):
         recognised = [found for found, _ in self.others if found != LossCheck.DECLARED]  # a rank may have had no record
         check = _KNOWN.format(found=[*recognised, self.check.found][0]) if self.own is None else _EACH
         facts = self.account.facts(Loop(self.account.settings.reduction, check, how, checks))
-        return replace(facts, public=declared_frozen(self.recording.model), own_code=self._own_code())
+        public = (*declared_frozen(self.recording.model), *lineage.declared_features(self.records))
+        return replace(facts, public=public, own_code=self._own_code())
 
     def _own_code(self) -> OwnCode | None:
         """Return the weakest grade (`sordino.graph`) of all code that ran on records; None if none has run."""
