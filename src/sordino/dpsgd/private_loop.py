@@ -24,6 +24,7 @@ from sordino.dpsgd.own_code import PerRecord, RecordLoss, RecordTransform, named
 from sordino.dpsgd.processes import Ranks, Shards, group_options, refuse_wrapping, unwrapped
 from sordino.dpsgd.recording import RecordedForward, Recording
 from sordino.dpsgd.settings import Reduction, Settings, batches, calibrate_noise, checked_delta, loop_plan
+from sordino.dpsgd.standardise import Standardise, Standardiser
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.ledger.ledger import Ledger
 from sordino.parts.strategies import Strategy
@@ -36,7 +37,8 @@ def make_private(
     optimizer: Optimizer,
     loader: DataLoader[Any],
     *,
-    epochs: int,
+    epochs: int | None = None,
+    steps: int | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     clip_norm: float = 1.0,
@@ -53,15 +55,17 @@ def make_private(
     dataset: str | None = None,
     own_code: Literal["trusted"] | None = None,
     transform: Callable[[Any], Any] | None = None,
+    prepare: Standardise | None = None,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """Run DP-SGD in an ordinary loop: (epsilon, delta) for `epochs` passes over the data, add or remove one record.
 
-    `epsilon` is solved for the noise multiplier, or `noise_multiplier` gives it; delta defaults to min(records^-1.1,
-    1e-3). `clip_norm` bounds the gradient of every record, over all parameters. `smoothing` is the strength of the
-    Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes the expected size of a
-    Poisson batch; `max_physical_batch_size` caps what is computed at once, nothing else. `reduction` says how the loss
-    adds records up; with `loss`, a function (output, target) -> one value per record or a kind ("cross_entropy",
-    "tokens": of the logits, where a model of transformers answers with more), the loop calls optimizer.loss(model(x),
+    `steps` instead of `epochs` plans a number of steps. `epsilon` is solved for the noise multiplier, or
+    `noise_multiplier` gives it; delta defaults to min(records^-1.1, 1e-3); 1e-5 is accepted while records * 1e-5 < 1.
+    `clip_norm` bounds the gradient of every record, over all parameters. `smoothing` is the strength of the Laplacian
+    (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes the expected size of a Poisson
+    batch; `max_physical_batch_size` caps what is computed at once, nothing else. `reduction` says how the loss adds
+    records up; with `loss`, a function (output, target) -> one value per record or a kind ("cross_entropy", "tokens":
+    of the logits, where a model of transformers answers with more), the loop calls optimizer.loss(model(x),
     y).backward() instead. noise="secure" for a model that is to be released. Parameters that the optimizer does not
     hold are frozen.
 
@@ -69,6 +73,9 @@ def make_private(
     the certificate's `own_code` says what is proved of them. `transform` is applied to the inputs of every batch,
     before the loop sees them. A model, loss or loop that no graph can be captured of is refused, unless
     own_code="trusted": then you vouch that it keeps the records of a batch apart, and the certificate says so.
+
+    `prepare=Standardise(...)` centres and scales the records by a mean and a scale that are released with noise at the
+    first batch; both are part of epsilon, and `loader.standardise.moments()` returns them.
 
     `ledger` is a file that all runs on the same data are charged to, and `dataset` the name that the data have in it: a
     loop above its budget is refused here, all planned steps are charged before the first noise is drawn, and steps
@@ -102,10 +109,12 @@ def make_private(
     _check_labels(model, loader.dataset)
     check_collate(loader)
     delta, chosen = checked_delta(delta, size, allow_large_delta), batches(loader.batch_size or 0, size, strategy)
-    bare = loop_plan(epochs, chosen, float(clip_norm), float(smoothing), optimizer, strategy)
+    records = lineage.tensors_of(loader.dataset)
+    x = Standardiser.records_of(prepare, records, transform is not None or Ranks.of(model).size > 1)
+    parts = () if x is None or prepare is None else prepare.parts(x[0].numel())
+    bare = loop_plan(epochs, chosen, float(clip_norm), float(smoothing), optimizer, strategy, steps, parts)
     plan, own_seed = calibrate_noise(bare, epsilon, noise_multiplier, delta), seed if noise == "simulation" else 0
     settings = Settings(plan=plan, delta=delta, noise=noise, seed=own_seed, reduction=reduction, epsilon=epsilon)
-    records = lineage.tensors_of(loader.dataset)
     ranks = _join_ranks(model, optimizer, loader, settings, [max_physical_batch_size, own_code, str(ledger), dataset])
     charged_to, earlier = LedgerAccount.of(ledger, dataset, settings, ranks), lineage.runs_of_model(model, records)
     account = Account(settings, charged_to, earlier, ranks)
@@ -119,14 +128,15 @@ def make_private(
     trusted = own_code == "trusted"
     recording = Recording(model, pending, rng.at(0, "mixing"), expected, trusted)
     recording.prepare(() if transform else records)
+    standardise = None if x is None or not parts else Standardiser(parts, x, account, rng)
     function, known = named_loss(loss, model) if isinstance(loss, str) else (loss, False)
     own = None if function is None else RecordLoss(function, trusted, known)
     change = None if transform is None else RecordTransform(transform, trusted)
     collate = grade_collate(loader, own_code is None and noise == "secure")
     private = PrivateOptimizer(optimizer, recording, account, pending, rng, own)
-    private.records, private.shards = records, shards
+    private.records, private.shards, private.standardise = records, shards, standardise
     private.batch_code = lambda: [collate, *([] if change is None else [change.grade])]
-    return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change)
+    return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change, standardise)
 
 
 def _refuse_prepared(*parts: Any) -> None:
