@@ -108,14 +108,15 @@ def test_a_module_of_ones_own_cannot_mix_records() -> None:
     """`_Centred` mixes the records of a batch; it runs for each record by itself, where the mean is the record."""
     images = torch.rand(6, 1, 8, 8)
     assert float(so.features.of(_Centred())(images, cache=False).abs().max()) == 0.0
-    plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    layer = nn.Linear(64, 5)
+    plain = nn.Sequential(nn.Flatten(), layer)
     found = so.features.of(plain, by="a net from somewhere")
     assert torch.allclose(found(images, cache=False), plain(images) / 5**0.5, atol=1e-6)
     (declared,) = found.declared((1, 8, 8))
     assert (declared.rows, declared.what, declared.by) == (325, "frozen weights", "a net from somewhere")
     before = declared.sha256
     with torch.no_grad():
-        plain[1].bias.add_(1.0)  # of the original: the copy is frozen
+        layer.bias.add_(1.0)  # of the original: the copy is frozen
     assert found.declared((1, 8, 8))[0].sha256 == before
     with pytest.raises(DataError, match="one row of features per record"):
         so.features.of(nn.Flatten(0), own_code="trusted")(images, cache=False)

@@ -87,9 +87,11 @@ class Standardiser:
         if not self.known:
             self.account.charge_preparation()
             rows, (mean, scale) = self.x.detach().flatten(1), self.parts
-            centre = self._released(mean, (part.double() for part in rows.split(ROWS)), len(rows))
+            centre = self._released(mean, (part.double() for part in torch.split(rows, ROWS)), len(rows))
             width = rows.shape[1] // scale.size
-            squares = ((part.double() - centre).square().view(len(part), -1, width).sum(2) for part in rows.split(ROWS))
+            squares = (
+                (part.double() - centre).square().view(len(part), -1, width).sum(2) for part in torch.split(rows, ROWS)
+            )
             spread = self._released(scale, squares, len(rows))
             spread = spread.clamp_min(LEAST * max(float(spread.clamp_min(0).mean()), 1e-12))
             inverse = (spread * (rows.shape[1] / width)).rsqrt().repeat_interleave(width)

@@ -88,7 +88,8 @@ class Extractor(Part):
         found = None if file is None else _read(file, len(records))
         if found is None:
             found = self._computed(records, batch)
-            _ = None if file is None else _write(file, found)
+            if file is not None:
+                _write(file, found)
         setattr(found, PUBLIC, public)
         return found
 

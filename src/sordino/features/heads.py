@@ -121,7 +121,7 @@ def fit_head(
         for inputs, targets in loader:
             before = private.steps
             private.zero_grad()
-            private.loss(model(inputs), targets).backward()
+            private.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
             private.step()
             if private.steps > before:
                 falling.step()

@@ -345,7 +345,7 @@ class Histogram(Preparation, kind="histogram"):
 
 @dataclass(frozen=True)
 class Moment(Preparation, kind="moment"):
-    """Noised sum of a vector per record: sum_i v_i min(1, clip norm / ||v_i||) / clip norm + N(0, noise multiplier^2 I).
+    """Noised sum of a vector per record, sum_i v_i min(1, clip norm / ||v_i||) / clip norm + N(0, noise multiplier^2).
 
     Mean and scale of a private loop's records are read off two of them (`make_private(prepare=...)`). One record
     changes the sum by at most 1 in L2 norm, or by 2 if it is replaced. Guarantee: that of `Gaussian`.
@@ -375,5 +375,5 @@ class Moment(Preparation, kind="moment"):
     def clipped(self, vectors: Tensor) -> Tensor:
         """Return vectors [n, size] in float64 with norms of at most 1; one that is not finite becomes 0."""
         norms = vectors.norm(dim=1, keepdim=True)
-        safe = vectors / norms.clamp_min(self.clip_norm) * INSIDE
+        safe: Tensor = vectors / norms.clamp_min(self.clip_norm) * INSIDE
         return safe.where(norms.isfinite(), safe.new_zeros(()))
