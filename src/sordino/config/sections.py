@@ -37,8 +37,8 @@ class TaskSpec:
     """Section [task]: data, partition and model. Without a partition: the data's natural clients, else iid.
 
     `init` is a safetensors file with the model's first weights. The author of this file declares them public:
-    what they were trained on is not protected by the run, and the certificate says so, with the file's hash.
-    `own_code = "trusted"` vouches for a model or a loss of one's own that no graph can be captured of.
+    the data they were trained on is not protected by the run, and the certificate says so, with the file's hash.
+    `own_code = "trusted"`: the user vouches for own model or loss code of which no graph can be captured.
     """
 
     dataset: str = "digits"
@@ -128,9 +128,15 @@ class TaskSpec:
     def _groups(self, data: Dataset, cut: Partitioner) -> Ints:
         """Return the natural client of every record, counted in the order of `silos`."""
         if data.groups is None:
-            raise ConfigError("names of silos, and data without natural silos", "values in a list, without names")
+            raise ConfigError(
+                "names of silos for data without natural silos", "values in a list, without names", "drop the names"
+            )
         if not isinstance(cut, Natural) or cut.clients is not None or not data.names:
-            raise ConfigError("names of silos, and a partition that has none", "all natural silos, or no names")
+            raise ConfigError(
+                "names of silos with a partition that has none",
+                "a partition by natural silos, or no names",
+                "drop the partition or the names",
+            )
         check_names(list(self.silos), list(data.names), "[task] silos", "the data")
         place = np.array([self.silos.index(name) for name in data.names])
         return np.asarray(place[np.unique(data.groups, return_inverse=True)[1]], dtype=np.int64)
@@ -169,11 +175,11 @@ class SiloBudget:
 class PrivacySpec:
     """Section [privacy]: delta (default min(population^-1.1, 1e-3)), source of the noise, budgets of clients and silos.
 
-    `client_epsilon` stops the run before a round in which somebody would spend more, to one who sees the cohort.
-    `silos` gives every silo its own budget and delta, by name, or in order where silos have no names; a round that
-    would cost one more is not run. `ledger` is a file that all runs on the same data are charged to, before the first
-    round; `dataset` is the name that the data have in it. `selected` is what `sordino tune --private` writes: the run
-    is the best of many, and is accounted so.
+    `client_epsilon` stops the run before a round in which some client would exceed it, against an adversary who sees
+    the cohort. `silos` gives every silo its own budget and delta, by name, or in order if silos have no names; a round
+    that would exceed one of them is not run. `ledger` is a file to which all runs on the same data are charged before
+    their first round; `dataset` is the name of the data in it. `selected` is written by `sordino tune --private`: the
+    run is the best of many trials, and is accounted as such.
     """
 
     delta: float | None = None

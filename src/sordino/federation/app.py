@@ -14,6 +14,7 @@ from sordino.data.lineage import load_initial
 from sordino.data.tables import encoded_rows
 from sordino.engines.remote import Remote
 from sordino.errors import ConfigError, SordinoError
+from sordino.federation.delivery import deliver
 from sordino.federation.flower_api import FlowerTransport, flower
 from sordino.federation.secagg import SecAggEngine
 from sordino.runs.execution import execute
@@ -47,7 +48,8 @@ def server_app(file: Path) -> Any:
             assert spec is not None
             kind = SecAggEngine if "secure_sum" in config.plan.needs else Remote
             limits: dict[str, Any] = {"quorum": spec.quorum or len(silos), "tries": spec.tries, "timeout": spec.timeout}
-            engine, task = kind(FlowerTransport(grid, silos), **limits), server_task(config)
+            transport = FlowerTransport(grid, silos)
+            engine, task = kind(transport, **limits), server_task(config)
             resume = bool(context.run_config.get("resume", False))
             done = execute(config, out, resume=resume, engine=engine, task=task, on_round=log_round)
         except SordinoError as error:
@@ -56,6 +58,11 @@ def server_app(file: Path) -> Any:
             f.flwr_exit(f.ExitCode.SERVERAPP_EXCEPTION, sentence)
         else:
             log(f"sordino: {done.path}/certificate.json")
+            if not spec.simulated:
+                took = [silos[place] for place in deliver(done.path, len(silos), transport, spec.timeout)]
+                others = [name for name in silos if name not in took]
+                missed = f"; not to {', '.join(others)}: run again with resume=true" if others else ""
+                log(f"model and certificate were delivered to {', '.join(took) or 'nobody'}{missed}")
 
     return app
 

@@ -70,13 +70,13 @@ def policy_text(config: Config, place: int) -> str:
     name, plan = silos_of(config)[place], config.plan
     often = Participation(plan.rounds, plan.clients.max_participations(plan.rounds))  # the most rounds of one silo
     line = plan.cost(often).line("cohort", place)
-    own = config.budgets[place] if config.budgets else None
+    own, unit = config.budgets[place] if config.budgets else None, "person" if config.task.person else plan.unit
     delta = (config.deltas or (config.delta,) * len(silos_of(config)))[place]
     cost = math.inf if own is None else own.epsilon
     if own is None and all(event.protects for event, _ in line.entries):
         cost = math.ceil(100 * accountant.epsilon(line.entries, line.relation, delta).value) / 100 or LEAST
     table = {
-        "dataset": name, "epsilon": cost, "delta": delta, "unit": plan.unit, "relation": line.relation,
+        "dataset": name, "epsilon": cost, "delta": delta, "unit": unit, "relation": line.relation,
         "releases": [plan.release.kind], "noise": [config.privacy.noise], "plans": [plan.hash],
         "models": [model_hash(config)],
     }  # fmt: skip
