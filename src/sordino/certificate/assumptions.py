@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from sordino.plan import Plan
 
 RECEIPTS = "the charges that a silo reports are those in its own ledger"
-FOLLOWS = "the server follows the secure aggregation protocol: it forwards the silos' public keys unchanged"
+FOLLOWS = (
+    "the server follows the secure aggregation protocol: it sends all silos the same list of those that have sent a "
+    "message, and forwards their public keys unchanged where [federation] pins no keys that sign them"
+)
 BEGAN = "the module was passed from Python: its initial weights, and the data they were trained on, are taken as public"
 BEGAN_FROM = (
     "the module was passed from Python: the data that its initial weights were trained on are taken as public, except "

@@ -222,6 +222,8 @@ class FederationSpec:
     seconds long. The server has no records: `inputs` and `classes` say what the model reads and tells apart (0: a
     number; default: 2), unless [task.options] declares the columns of a table. `test` names a file of public rows, if
     there is one: an .npz with x and y, or a table. `simulated`: all silos' rows are those of [task], on this machine.
+    `keys` pins every silo's public node key (an OpenSSH line, ECDSA): answers, and members of a secure sum, signed by
+    another key are refused.
     """
 
     silos: tuple[str, ...]
@@ -233,6 +235,7 @@ class FederationSpec:
     timeout: float = 60.0
     tries: int = 3
     port: int = 8000
+    keys: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         wrong = next((name for name in self.silos if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name)), None)
@@ -246,6 +249,12 @@ class FederationSpec:
         if self.quorum is not None and not 1 <= self.quorum <= len(self.silos):
             found = f"[federation] quorum = {self.quorum} of {len(self.silos)} silos"
             raise ConfigError(found, "a quorum from 1 to the number of silos")
+        for name, key in self.keys.items():
+            if name not in self.silos or not re.fullmatch(r"ecdsa-sha2-nistp(256|384|521) [A-Za-z0-9+/]+=*", str(key)):
+                found = f"[federation] keys.{name} = {str(key)[:40]!r}"
+                raise ConfigError(found, "a silo's name, and its node.pub in one line without a comment")
+        if len(set(self.keys.values())) != len(self.keys):
+            raise ConfigError("[federation] keys with one key for two silos", "a key of its own for every silo")
 
 
 LEAST = 2  # rows of a part

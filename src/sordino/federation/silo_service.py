@@ -37,6 +37,7 @@ from sordino.errors import ConfigError, SordinoError, shorten
 from sordino.federation.delivery import MARK as RESULT
 from sordino.federation.delivery import Inbox
 from sordino.federation.flower_api import Node, NodeTask, flower
+from sordino.federation.keys import Signer, signer_of
 from sordino.federation.secagg import MARK, SecAggClient
 from sordino.ledger import policy as policies
 from sordino.ledger.budget import SiloCost
@@ -69,6 +70,7 @@ class SiloSpec:
     dataset: str
     node: str = "127.0.0.1:9094"
     secret: str = ""
+    key: str = ""  # the node's private key, which signs this silo's answers
     options: dict[str, Any] = field(default_factory=dict)
     group: str = ""
     simulated: bool = False
@@ -220,9 +222,17 @@ class SiloService:
 
     @classmethod
     def open(
-        cls, folder: Path, spec: SiloSpec, task: Task, model: str, log: Log, config: Config | None = None
+        cls,
+        folder: Path,
+        spec: SiloSpec,
+        task: Task,
+        model: str,
+        log: Log,
+        config: Config | None = None,
+        signer: Signer | None = None,
     ) -> SiloService:
         """Read the policy in a silo's folder and open the ledger that enforces the policy's limit."""
+        signer = signer or Signer()
         client, heldout = int(task.clients.held[0]), None
         bundle = None if config is None else site_bundle(config, spec, task)
         if spec.heldout:
@@ -231,14 +241,16 @@ class SiloService:
         if not spec.policy:
             log(NO_POLICY)
             store = InMemoryReplyStore()
-            secagg = SecAggClient(client, task, refuse_release, lambda job, session: store.charge(job), time.time)
+            secagg = SecAggClient(
+                client, task, refuse_release, lambda job, session: store.charge(job), time.time, signer
+            )
             return cls(Silo(task, store, refuse_release), secagg, inbox(lambda run: run in store.paid))
         policy = policies.load(folder / spec.policy)
         ledger = Ledger.open(folder / spec.ledger, create=True)
         ledger.limit(policy.dataset, policy.limit)
         persons = task.encoding is not None and task.encoding.person is not None
         charged = LedgerReplyStore(ledger, policy, client, model, log, task.program.of, persons)
-        secagg = SecAggClient(client, task, charged.allows, charged.charge, time.time)
+        secagg = SecAggClient(client, task, charged.allows, charged.charge, time.time, signer)
         knows = inbox(lambda run: bool(sum(ledger.charges(run).values())))
         return cls(Silo(task, charged, charged.allows), secagg, knows)
 
@@ -258,7 +270,13 @@ def refuse_release(job: Job) -> None:
 # ---- the process -----------------------------------------------------------------------------------------------------
 
 
-def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None, as_json: bool = False) -> None:
+def serve_silo(
+    folder: Path,
+    node: str | None = None,
+    secret: Path | None = None,
+    key: Path | None = None,
+    as_json: bool = False,
+) -> None:
     """Answer the jobs of a silo's node until the process is stopped (`sordino silo serve`)."""
     flower()
     spec, config, last = SiloSpec.read(folder), load_config(folder / "fed.toml"), ""
@@ -269,7 +287,8 @@ def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None
             print(json.dumps({"status": line}) if as_json else line, flush=True)
         last = line
 
-    service = SiloService.open(folder, spec, silo_task(config, spec, folder), model_hash(config), log, config)
+    signer = signer_of(config.federation, key or (folder / spec.key if spec.key else None))
+    service = SiloService.open(folder, spec, silo_task(config, spec, folder), model_hash(config), log, config, signer)
     place = secret or (folder / spec.secret if spec.secret else None)
     try:
         shared = None if place is None else place.read_bytes()
@@ -277,7 +296,7 @@ def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None
         found = f"{place}, which cannot be read ({error.strerror})"
         raise ConfigError(found, "the file with the node's secret", "write it with key.sh") from None
     log(f"silo {spec.name}: {len(service.silo.task.clients.index)} records, node {node or spec.node}")
-    serve(Node(node or spec.node, shared), service.reply, log)
+    serve(Node(node or spec.node, shared), lambda data: signer.signed_answer(data, service.reply(data)), log)
 
 
 def serve(node: Node, reply: Callable[[bytes], bytes], log: Log) -> None:
