@@ -117,10 +117,10 @@ def test_the_bill_has_both_releases_beside_the_steps() -> None:
 def test_a_checkpoint_has_mean_and_scale_and_nothing_is_released_again() -> None:
     parts = _loop(noise="secure")
     _run(parts, 2)
-    state, moments = parts[1].state_dict(), parts[2].standardise.moments()
+    state, moments = parts[1].state_dict(), parts[2].scaler.moments()
     again = _loop(noise="secure")
     again[1].load_state_dict(state)
-    assert all(torch.equal(a, b) for a, b in zip(moments, again[2].standardise.moments(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(moments, again[2].scaler.moments(), strict=True))
     _run(again, 4)
     assert again[1].certificate()["epsilon"] <= 3.0
     late = _loop(noise="secure")

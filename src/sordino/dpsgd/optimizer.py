@@ -86,7 +86,7 @@ class PrivateOptimizer(Optimizer):
         self.idle = 0  # parameters that the loss did not depend on, once that was logged
         self.released = False  # True while the inner optimizer may step
         self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
-        self.standardise: Standardiser | None = None
+        self.scaler: Standardiser | None = None
         self.records: tuple[Tensor, ...] = ()  # of the data set, where they are tensors: marked under a key
         self.first, recording.guard.on_export = lineage.tensor_hashes(recording.model), self._remember
 
@@ -282,7 +282,7 @@ class PrivateOptimizer(Optimizer):
         """
         self.recording.guard.check()
         order = {} if self.pending.order is None else self.pending.order.state()
-        order |= {} if self.standardise is None else self.standardise.state()
+        order |= {} if self.scaler is None else self.scaler.state()
         return {**self.inner.state_dict(), "sordino": self.account.state(**self.noise_state.state(), **order)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -292,8 +292,8 @@ class PrivateOptimizer(Optimizer):
         self.noise_state.check(record.secret, sum(self.account.join(record).values()))
         if self.pending.order is not None:
             self.pending.order.check_state(record.order)
-        if self.standardise is not None:
-            self.standardise.check(record.moments)
+        if self.scaler is not None:
+            self.scaler.check(record.moments)
         try:
             self.inner.load_state_dict({name: part for name, part in state_dict.items() if name != "sordino"})
         except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
@@ -301,8 +301,8 @@ class PrivateOptimizer(Optimizer):
             needed = "a state_dict of the same optimizer class"
             raise ConfigError(found, needed, "load an unchanged checkpoint") from None
         self.account.accept(record)
-        if self.standardise is not None:
-            self.standardise.load(record.moments)
+        if self.scaler is not None:
+            self.scaler.load(record.moments)
         self.noise_state.load(record.secret)
         self.pending.reset()
         self.recording.forget()

@@ -75,7 +75,7 @@ def make_private(
     then you vouch that it keeps the records of a batch independent, and the certificate says so.
 
     `prepare=Standardise(...)` centres and scales the records by a mean and a scale that are released with noise at the
-    first batch; both are part of epsilon, and `loader.standardise.moments()` returns them.
+    first batch; both are part of epsilon, and `loader.scaler.moments()` returns them.
 
     `ledger` is a file to which all runs on the same data are charged, and `dataset` the name of the data in it. A loop
     that exceeds the data set's limit is refused here. All planned steps are charged before the first noise is drawn;
@@ -110,8 +110,7 @@ def make_private(
     check_collate(loader)
     delta, chosen = checked_delta(delta, size, allow_large_delta), batches(loader.batch_size or 0, size, strategy)
     records = lineage.tensors_of(loader.dataset)
-    x = Standardiser.records_of(prepare, records, transform is not None or Ranks.of(model).size > 1)
-    parts = () if x is None or prepare is None else prepare.parts(x[0].numel())
+    parts = Standardiser.parts_of(prepare, records, transform is not None or Ranks.of(model).size > 1)
     bare = loop_plan(epochs, chosen, float(clip_norm), float(smoothing), optimizer, strategy, steps, parts)
     plan, own_seed = calibrate_noise(bare, epsilon, noise_multiplier, delta), seed if noise == "simulation" else 0
     settings = Settings(plan=plan, delta=delta, noise=noise, seed=own_seed, reduction=reduction, epsilon=epsilon)
@@ -128,15 +127,14 @@ def make_private(
     trusted = own_code == "trusted"
     recording = Recording(model, pending, rng.at(0, "mixing"), expected, trusted)
     recording.prepare(() if transform else records)
-    standardise = None if x is None or not parts else Standardiser(parts, x, account, rng)
     function, known = named_loss(loss, model) if isinstance(loss, str) else (loss, False)
     own = None if function is None else RecordLoss(function, trusted, known)
     change = None if transform is None else RecordTransform(transform, trusted)
     collate = grade_collate(loader, own_code is None and noise == "secure")
     private = PrivateOptimizer(optimizer, recording, account, pending, rng, own)
-    private.records, private.shards, private.standardise = records, shards, standardise
+    private.records, private.shards, private.scaler = records, shards, Standardiser.of(account, records, rng)
     private.batch_code = lambda: [collate, *([] if change is None else [change.grade])]
-    return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change, standardise)
+    return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change, private.scaler)
 
 
 def _refuse_prepared(*parts: Any) -> None:

@@ -60,11 +60,19 @@ class Standardiser:
         self.parts, self.x, self.account, self.streams = parts, x, account, streams
         self.known: dict[str, Tensor] = {}
 
+    @classmethod
+    def of(cls, account: Any, records: tuple[Tensor, ...], streams: Streams) -> Standardiser | None:
+        """Return the standardiser of a loop whose plan releases moments; None for other plans."""
+        parts = account.settings.plan.prepare
+        return cls(parts, records[0], account, streams) if parts else None
+
     @staticmethod
-    def records_of(prepare: Standardise | None, records: tuple[Tensor, ...], others: bool) -> Tensor | None:
-        """Return the inputs of a data set of tensors; refuse other data, and what a mean and scale do not go with."""
+    def parts_of(
+        prepare: Standardise | None, records: tuple[Tensor, ...], others: bool
+    ) -> tuple[()] | tuple[Moment, Moment]:
+        """Return the releases for a data set of tensors; refuse other data, a transform, and several ranks."""
         if prepare is None:
-            return None
+            return ()
         if not isinstance(prepare, Standardise):
             raise ConfigError(f"prepare = {type(prepare).__name__}", "Standardise(...)")
         if len(records) != 2 or not records[0].is_floating_point():
@@ -74,7 +82,7 @@ class Standardiser:
             raise PlanError(
                 "preparation", "prepare= with transform= or several ranks", "one process, no transform", fix
             )
-        return records[0]
+        return prepare.parts(records[0][0].numel())
 
     def __call__(self, batch: Any) -> Any:
         """Return a batch with standardised inputs."""

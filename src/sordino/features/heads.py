@@ -127,5 +127,5 @@ def fit_head(
                 falling.step()
             if private.steps >= steps:
                 break
-    moments = (torch.zeros(()), torch.ones(())) if loader.standardise is None else loader.standardise.moments()
+    moments = (torch.zeros(()), torch.ones(())) if loader.scaler is None else loader.scaler.moments()
     return Head(model, moments[0].float(), moments[1].float(), private)
