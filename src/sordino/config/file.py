@@ -108,7 +108,7 @@ class Config:
 
     @property
     def delta(self) -> float:
-        """Delta that the certificate will state."""
+        """Delta of the run's certificate."""
         return default_delta(self.plan.units) if self.privacy.delta is None else self.privacy.delta
 
     @property

@@ -151,7 +151,7 @@ def _check_tensor(tensor: Tensor, own: Tensor, where: str) -> None:
         needed = f"{_type_name(own)}, as the model has it"
         raise DataError(f"{where} in {_type_name(tensor)}", needed, "convert it before saving")
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        raise DataError(f"NaN or infinity in {where}", "finite weights")
+        raise DataError(f"NaN or infinity in {where}", "finite weights", "save weights of a model that did not diverge")
 
 
 def _type_name(tensor: Tensor) -> str:
@@ -245,7 +245,7 @@ def runs_of_file(path: Path, data: bytes) -> Runs:
             runs = codec.read(tuple[EarlierRun, ...], json.loads(text)["runs"], "runs")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserError) as error:
         what = f"{path.name} with a note of earlier runs that cannot be read ({str(error)[:100]})"
-        raise DataError(what, "the file as a run wrote it", "bring back an unchanged copy") from None
+        raise DataError(what, "the unchanged file of a run", "restore an unchanged copy") from None
     exact = _run_of_folder(path.parent, hashlib.sha256(data).hexdigest())
     return runs if exact is None else (*runs[:-1], exact)
 

@@ -205,7 +205,7 @@ class NoiseState:
         self.held: dict[str, Tensor] = release.init(length)
 
     def noised(self, total: Tensor, t: int, rng: Callable[[str], np.random.Generator]) -> Tensor:
-        """Return `total` of step t plus its noise."""
+        """Return the sum `total` of step t with the step's correlated noise added."""
         if self.release.correlated and self.drawn != t:
             found = f"step {t + 1} of correlated noise after {self.drawn} draws of noise"
             needed = "one draw of noise for every charged step"
