@@ -1,4 +1,4 @@
-"""The private optimizer of `make_private`: wraps any torch optimizer, which receives only noised gradients."""
+"""Private optimizer of `make_private`: it wraps any torch optimizer, which then receives only noised gradients."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from sordino.dpsgd.own_code import LossCheck, RecordLoss, stale_code
 from sordino.dpsgd.processes import Shards, allow_wrapping, weights_digest
 from sordino.dpsgd.recording import Recording, clip_margin
 from sordino.dpsgd.settings import ALL, NoiseState, read_record
+from sordino.dpsgd.standardise import Standardiser
 from sordino.dpsgd.state_guard import DeviceChecks
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import TRUSTED, Grade, weakest
@@ -85,6 +86,7 @@ class PrivateOptimizer(Optimizer):
         self.idle = 0  # parameters that the loss did not depend on, once that was logged
         self.released = False  # True while the inner optimizer may step
         self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
+        self.scaler: Standardiser | None = None
         self.records: tuple[Tensor, ...] = ()  # of the data set, where they are tensors: marked under a key
         self.first, recording.guard.on_export = lineage.tensor_hashes(recording.model), self._remember
 
@@ -112,7 +114,7 @@ class PrivateOptimizer(Optimizer):
         return self.account.steps
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Add a piece's clipped gradients; after the last piece of a batch add noise, smooth, and take the step."""
+        """Add the clipped gradients of a piece of the batch; after the last piece, add noise and take the step."""
         with torch.enable_grad():
             loss = None if closure is None else closure()  # the one backward pass, as Lightning has it
         self.recording.warning.end()
@@ -199,7 +201,9 @@ class PrivateOptimizer(Optimizer):
             self.recording.guard.stepped_on()
 
     def _sum_over_ranks(self) -> None:
-        """Add up the totals of all ranks, which must be at the same step, and exchange what certificates say."""
+        """Sum the clipped totals of all ranks, which must be at the same step, and exchange facts for the
+        certificate.
+        """
         ranks = self.account.ranks
         if ranks.size == 1:
             return
@@ -278,6 +282,7 @@ class PrivateOptimizer(Optimizer):
         """
         self.recording.guard.check()
         order = {} if self.pending.order is None else self.pending.order.state()
+        order |= {} if self.scaler is None else self.scaler.state()
         return {**self.inner.state_dict(), "sordino": self.account.state(**self.noise_state.state(), **order)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -287,6 +292,8 @@ class PrivateOptimizer(Optimizer):
         self.noise_state.check(record.secret, sum(self.account.join(record).values()))
         if self.pending.order is not None:
             self.pending.order.check_state(record.order)
+        if self.scaler is not None:
+            self.scaler.check(record.moments)
         try:
             self.inner.load_state_dict({name: part for name, part in state_dict.items() if name != "sordino"})
         except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
@@ -294,16 +301,20 @@ class PrivateOptimizer(Optimizer):
             needed = "a state_dict of the same optimizer class"
             raise ConfigError(found, needed, "load an unchanged checkpoint") from None
         self.account.accept(record)
+        if self.scaler is not None:
+            self.scaler.load(record.moments)
         self.noise_state.load(record.secret)
         self.pending.reset()
         self.recording.forget()
 
     def get_epsilon(self, delta: float | None = None) -> float:
-        """Return the certificate's epsilon (all planned steps, or those taken if more) at delta, by default its own."""
+        """Return epsilon at `delta` (by default the certificate's) of all planned steps, or of those taken if more."""
         settings, delta = self.account.settings, self.account.settings.delta if delta is None else delta
         check_delta(delta, settings.records.size(0), override=True)
         steps = max(settings.steps, self.steps)
-        found: float = line_entry(settings.plan.cost(Participation(steps, steps)).line("models"), delta)["epsilon"]
+        found: float = line_entry(
+            settings.plan.cost(Participation(steps, steps, prepared=self.account.prepared)).line("models"), delta
+        )["epsilon"]
         return found
 
     def certificate(self) -> dict[str, Any]:
@@ -327,10 +338,13 @@ class PrivateOptimizer(Optimizer):
         recognised = [found for found, _ in self.others if found != LossCheck.DECLARED]  # a rank may have had no record
         check = _KNOWN.format(found=[*recognised, self.check.found][0]) if self.own is None else _EACH
         facts = self.account.facts(Loop(self.account.settings.reduction, check, how, checks))
-        return replace(facts, public=declared_frozen(self.recording.model), own_code=self._own_code())
+        public = (*declared_frozen(self.recording.model), *lineage.declared_features(self.records))
+        return replace(facts, public=public, own_code=self._own_code())
 
     def _own_code(self) -> OwnCode | None:
-        """Return the weakest grade (`sordino.graph`) of all code that ran on records; None if none has run."""
+        """Return the weakest check result (`sordino.graph`) of all code that ran on records; None if no code has
+        run.
+        """
         if not self.steps:
             return None
         found = [*self._grades(), *((grade, why) for _, grades in self.others for grade, why in grades)]
@@ -342,7 +356,9 @@ class PrivateOptimizer(Optimizer):
         return OwnCode(grade, (why or _PROVED) + others)
 
     def _grades(self) -> list[tuple[Grade, str]]:
-        """Return the grades of all code that ran on the records of this rank, and why they are not better."""
+        """Return the check results (`sordino.graph`) of all code that ran on this rank's records, each with its
+        reason.
+        """
         found = [self.recording.grade(), *([] if self.own is None else [self.own.grade]), *self.batch_code()]
         if self.targets.changed:
             found.append((TRUSTED, f"the loop changes targets itself ({self.targets.changed})"))
@@ -368,5 +384,7 @@ def _loop(found: str, needed: str, fix: str = "") -> PlanError:
 
 def _layout(named: dict[str, nn.Parameter]) -> Layout:
     if not named:
-        raise ConfigError("an optimizer without a trainable parameter of the model", "at least one such parameter")
+        raise ConfigError(
+            "an optimizer without a trainable parameter of the model", "at least one parameter with requires_grad"
+        )
     return Layout.of_shapes((name, parameter.shape, True) for name, parameter in named.items())
