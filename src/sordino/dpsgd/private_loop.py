@@ -22,8 +22,20 @@ from sordino.dpsgd.loader import PendingBatch, PrivateLoader, check_collate, gra
 from sordino.dpsgd.optimizer import PrivateOptimizer
 from sordino.dpsgd.own_code import PerRecord, RecordLoss, RecordTransform, named_loss
 from sordino.dpsgd.processes import Ranks, Shards, group_options, refuse_wrapping, unwrapped
-from sordino.dpsgd.recording import RecordedForward, Recording
-from sordino.dpsgd.settings import Reduction, Settings, batches, calibrate_noise, checked_delta, loop_plan
+from sordino.dpsgd.recording import RecordedForward, Recording, parameter_names
+from sordino.dpsgd.settings import (
+    ClipNorm,
+    NoiseMultiplier,
+    Reduction,
+    Settings,
+    batches,
+    calibrate_noise,
+    check_epochs,
+    checked_delta,
+    clip_norms,
+    loop_plan,
+    noise_schedule,
+)
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.ledger.ledger import Ledger
 from sordino.parts.strategies import Strategy
@@ -39,11 +51,12 @@ def make_private(
     epochs: int,
     epsilon: float | None = None,
     delta: float | None = None,
-    clip_norm: float = 1.0,
+    clip_norm: ClipNorm = 1.0,
+    clip: Literal["flat", "per_layer"] = "flat",
     smoothing: float = 0.0,
     noise: Mode = "simulation",
     seed: int = 0,
-    noise_multiplier: float | None = None,
+    noise_multiplier: NoiseMultiplier | None = None,
     strategy: Strategy | None = None,
     max_physical_batch_size: int | None = None,
     reduction: Reduction = "mean",
@@ -57,7 +70,12 @@ def make_private(
     """Run DP-SGD in an ordinary loop: (epsilon, delta) for `epochs` passes over the data, add or remove one record.
 
     `epsilon` is solved for the noise multiplier, or `noise_multiplier` gives it; delta defaults to min(records^-1.1,
-    1e-3). `clip_norm` bounds the gradient of every record, over all parameters. `smoothing` is the strength of the
+    1e-3). `clip_norm` C bounds the gradient of every record, over all parameters: scaled by min(1, C / its norm); with
+    clip="per_layer" each of L layers by itself, to C / sqrt(L). A dict {"layer or prefix": C_l} names groups that are
+    clipped by themselves, and the bound is C = sqrt(sum C_l^2): the noise is N(0, (z C)^2) per coordinate in any case.
+    `clip_norm=Adaptive(start)` follows a quantile of the norms, by one more noised coordinate. A `noise_multiplier` may
+    change: a function of the step, a schedule, or a number per step or epoch, each step charged by its own; with
+    `epsilon` too it is only a shape, times the smallest factor that meets epsilon. `smoothing` is the strength of the
     Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes the expected size of a
     Poisson batch; `max_physical_batch_size` caps what is computed at once, nothing else. `reduction` says how the loss
     adds records up; with `loss`, a function (output, target) -> one value per record or a kind ("cross_entropy",
@@ -101,8 +119,11 @@ def make_private(
     _check_optimizer(model, optimizer, shards)
     _check_labels(model, loader.dataset)
     check_collate(loader)
+    check_epochs(epochs)
     delta, chosen = checked_delta(delta, size, allow_large_delta), batches(loader.batch_size or 0, size, strategy)
-    bare = loop_plan(epochs, chosen, float(clip_norm), float(smoothing), optimizer, strategy)
+    norms = clip_norms(clip, clip_norm, parameter_names(model, _trained(optimizer, shards)))
+    schedule = noise_schedule(noise_multiplier, chosen, epochs, scaled=epsilon is not None)
+    bare = loop_plan(epochs, chosen, norms, float(smoothing), optimizer, strategy, schedule)
     plan, own_seed = calibrate_noise(bare, epsilon, noise_multiplier, delta), seed if noise == "simulation" else 0
     settings = Settings(plan=plan, delta=delta, noise=noise, seed=own_seed, reduction=reduction, epsilon=epsilon)
     records = lineage.tensors_of(loader.dataset)
@@ -154,6 +175,11 @@ def _join_ranks(
             }
         )
     return ranks
+
+
+def _trained(optimizer: Optimizer, shards: Shards) -> set[Tensor]:
+    """Return the parameters of the model that the optimizer holds and trains."""
+    return {shards.of(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
 
 
 def _freeze_others(model: nn.Module, optimizer: Optimizer, shards: Shards) -> None:
