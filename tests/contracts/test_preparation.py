@@ -371,7 +371,7 @@ def test_the_relation_of_the_noise_is_that_of_the_bill(config: Config) -> None:
 
 def test_the_statement_counts_columns_among_the_releases(config: Config) -> None:
     made = so.train(config.plan, config.build()).certificate
-    assert made["statement"]["releases"].startswith("4 in these numbers: ")  # three rounds and a column
+    assert made["statement"]["releases"].startswith("this certificate covers 4: ")  # three rounds and a column
     assert made["statement"]["releases"].endswith("and 1 of columns before the first")
 
 

@@ -20,7 +20,7 @@ from sordino.codec import durable_files
 from sordino.runs.writer import Fingerprint, RunWriter
 from sordino.version import versions
 
-SAFE = "what was charged stays charged"
+SAFE = "charged rounds stay charged"
 
 
 @pytest.fixture

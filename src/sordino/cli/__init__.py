@@ -18,7 +18,7 @@ from sordino.runs import launch
 from sordino.version import __version__
 
 __all__ = ["app", "main"]
-STOPPED = "stopped; what was charged stays charged; continue with --resume"
+STOPPED = "stopped; charged rounds stay charged; continue with --resume"
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # whichever click this typer carries
 
 

@@ -14,7 +14,7 @@ from sordino.errors import CertificateError, StorageError
 
 PUBLIC, PRIVATE = 0o666, 0o600  # file modes before the umask: for what may be released, and for the owner alone
 PARTIAL = ".partial"
-SAFE = "what was charged stays charged, and the last checkpoint is whole"
+SAFE = "charged rounds stay charged, and the last checkpoint is complete"
 
 
 def read(file: Path) -> bytes:

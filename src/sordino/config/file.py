@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from sordino import codec
 from sordino.accounting.accountant import check_deltas, default_delta, silo_deltas
@@ -30,7 +31,7 @@ from sordino.graph import BY_CONSTRUCTION
 from sordino.ledger.budget import Filter, check_affordable, client_filter
 from sordino.loop import check_needs, check_population, check_train_metrics
 from sordino.models import ARCHITECTURES, InMemoryModel, build_seeded
-from sordino.parts.losses import CrossEntropy, Mse, is_record_wise
+from sordino.parts.losses import CrossEntropy, Loss, Mse, Tokens, is_record_wise
 from sordino.parts.mechanisms import Preparation
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
@@ -66,6 +67,10 @@ class Config:
         check_deltas(self.plan, self.delta, self.deltas, privacy.allow_large_delta)
         if self.federation is not None or self.task.silos or self.task.named:
             self._check_silos()
+        if "person" in self.task.options and self.plan.unit == "client":
+            found = "a person column in a plan that protects one client with all it holds"
+            fix = 'drop person, or make every person a client: groups = "..."'
+            raise ConfigError(found, "a plan of unit record, such as recipe silo", fix)
         released = self.plan.prepare
         asked = self.task.preparations if self.task.options else ()
         if asked != released and not isinstance(self.task.model, InMemoryModel):  # `parse` takes them from the columns
@@ -189,17 +194,49 @@ class Config:
         spec = self.federation
         if isinstance(self.task.model, InMemoryModel):
             return None
-        known = datasets.record_of(self.task.dataset) if spec is None else (spec.inputs, spec.classes)
+        known = datasets.record_of(self.task.dataset) if spec is None else self.record
         if known is None or not known[0]:
             return None
-        (shape, classes), loss = known, self.task.loss
-        model = build_seeded(self.task.model, shape, classes or 1, self.run.seed)
-        y = torch.zeros(2, dtype=torch.int64 if classes else torch.float32)
-        held, usual = Clients.of([(torch.zeros(2, *shape), y)]), CrossEntropy() if classes else Mse()
-        made = Task(model, held, loss=loss or usual, own_code=self.task.own_code)
+        shape, classes = known
+        model, loss, targets = self.model_and_loss(shape, classes)
+        y = torch.zeros(2, *targets, dtype=torch.int64 if classes else torch.float32)
+        held = Clients.of([(torch.zeros(2, *shape), y)])
+        made = Task(model, held, loss=loss, own_code=self.task.own_code)
         if self.plan.local.reads is not None:
             check_layers(model)
         return made
+
+    @property
+    def record(self) -> tuple[tuple[int, ...], int]:
+        """Shape of one record and number of classes (0: a number), as a server knows them; no shape if it does not.
+
+        They are those of [federation], or of the columns that [task.options] declares; if both state them, they agree.
+        """
+        spec, encoding = self.federation, self.task.encoding
+        assert spec is not None
+        if encoding is None or spec.simulated:
+            return spec.inputs, 2 if spec.classes is None else spec.classes
+        rows = () if encoding.person is None or encoding.person.rows == 1 else (encoding.person.rows,)
+        shape, classes = (*rows, encoding.width), encoding.classes or 0
+        if spec.inputs not in ((), shape, shape[-1:]):
+            found = f"[federation] inputs = {list(spec.inputs)}, and declared columns of {encoding.width} coordinates"
+            fix = "declare every column that the model reads, and drop inputs: the columns say it"
+            raise ConfigError(found, "the same shape of a record in both", fix)
+        if spec.classes not in (None, classes):
+            found = f"[federation] classes = {spec.classes}, and {classes} classes in [task.options]"
+            raise ConfigError(found, "the same number of classes in both", "drop classes from [federation]")
+        return shape, classes
+
+    def model_and_loss(self, shape: tuple[int, ...], classes: int) -> tuple[nn.Module, Loss, tuple[int, ...]]:
+        """Return the model with seeded initial weights, equal on every machine, its loss, and the shape of a target.
+
+        The default loss is cross entropy for classes and squared error for a number; of a person with several rows it
+        is the mean over the rows.
+        """
+        person, usual = self.task.person, CrossEntropy() if classes else Mse()
+        rows = 1 if person is None else person.rows
+        model = build_seeded(self.task.model, shape, classes or 1, self.run.seed, rows)
+        return model, self.task.loss or (Tokens() if rows > 1 else usual), (rows,) if rows > 1 else ()
 
     def check_budget(self) -> None:
         """Refuse a plan that exceeds a budget of this configuration."""

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,9 +22,10 @@ from sordino.data.lineage import load_initial
 from sordino.data.metrics import LOWER, Metric
 from sordino.data.program import Trust
 from sordino.data.records import Dataset, Iid, Ints, Natural, Partitioner
+from sordino.data.tables import Encoding, Person, declared_encoding
 from sordino.errors import ConfigError, DataError
 from sordino.models import Architecture, InMemoryModel, Logistic, build_seeded
-from sordino.parts.losses import CrossEntropy, Loss, Mse
+from sordino.parts.losses import CrossEntropy, Loss, Mse, Tokens
 from sordino.parts.mechanisms import Preparation
 from sordino.rng import Mode, Seeded
 from sordino.task import PublicSource, Task
@@ -54,6 +56,30 @@ class TaskSpec:
         return datasets.preparations(self.dataset, self.options)
 
     @property
+    def person(self) -> Person | None:
+        """The column of persons, where all rows of one person are one record."""
+        table = self.options.get("person") if self.dataset in datasets.TABLES else None
+        found: Person | None = None if table is None else codec.read(Person, table, "task.options.person")
+        return found
+
+    def absolute(self) -> TaskSpec:
+        """Return the section with absolute paths of its files, for processes that run in other folders."""
+
+        def there(given: Any) -> Any:
+            return (
+                [str(Path(one).absolute()) for one in given] if isinstance(given, list) else str(Path(given).absolute())
+            )
+
+        files = {key: there(value) for key, value in self.options.items() if key in ("path", "files", "test")}
+        return replace(self, options={**self.options, **files}) if self.dataset in datasets.OWN else self
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """What the columns of a table mean, known without its files; None for other data, or without declarations."""
+        declared = self.dataset in datasets.TABLES and (self.options.get("columns") or self.options.get("ranges"))
+        return declared_encoding(self.options) if declared else None
+
+    @property
     def named(self) -> bool:
         """Whether the silos of this data have names, known without reading it."""
         natural = self.partition is None or isinstance(self.partition, Natural)
@@ -78,13 +104,14 @@ class TaskSpec:
             owners = self._groups(data, cut) if self.silos else data.groups
             split = cut.split(data.y, owners, Seeded(seed).at(0, "partition"))
             clients = Clients(records, split.index, split.offsets, names=self.silos)
-        model = build_seeded(self.model, data.x.shape[1:], data.classes or 1, seed)
+        model = build_seeded(self.model, data.x.shape[1:], data.classes or 1, seed, data.rows)
         model, init = (model, None) if self.init is None else load_initial(model, self.init)
         test = Records(torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)) if len(data.test_y) else None
+        usual = Tokens() if data.rows > 1 else CrossEntropy() if data.classes else Mse()  # mean over a person's rows
         groups, names = (None, ()) if test is None or data.test_groups is None else _test_groups(data)
         task = Task(
-            model, clients, test, self.loss or (CrossEntropy() if data.classes else Mse()), init=init, metrics=metrics,
-            groups=groups, group_names=names, waiting=data.waiting, own_code=self.own_code,
+            model, clients, test, self.loss or usual, init=init, metrics=metrics,
+            groups=groups, group_names=names, waiting=data.waiting, own_code=self.own_code, encoding=data.encoding,
             source=self.source(labels=not records.y.is_floating_point()),
         )  # fmt: skip
         return task if self.half is None else self.half.of(task)
@@ -184,13 +211,15 @@ class FederationSpec:
     `silos` are the names under which nodes are registered, in the order in which the plan counts its clients. A round
     of fewer than `quorum` reports (default: all that it asks) is asked again, `tries` times in all, each `timeout`
     seconds long. The server has no records: `inputs` and `classes` say what the model reads and tells apart (0: a
-    number), and `test` names a file of public rows (.npz with x and y), if there is one.
+    number; default: 2), unless [task.options] declares the columns of a table. `test` names a file of public rows, if
+    there is one: an .npz with x and y, or a table. `simulated`: all silos' rows are those of [task], on this machine.
     """
 
     silos: tuple[str, ...]
     inputs: tuple[int, ...] = ()
-    classes: int = 2
+    classes: int | None = None
     test: str | None = None
+    simulated: bool = False
     quorum: int | None = None
     timeout: float = 60.0
     tries: int = 3

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -125,13 +126,26 @@ class Ranks:
 
     def _together(self, call: Callable[..., object], *arguments: object, **options: object) -> None:
         try:
-            call(*arguments, **options)
+            call_collective(call, *arguments, **options)
         except RuntimeError as error:  # gloo and NCCL: a connection that closed, or nothing within the timeout
             reason = str(error).partition("\n")[0]
             raise RankError(f"rank {self.rank} of {self.size} lost another rank ({reason})", lost=True) from error
 
 
 ALONE = Ranks()
+
+
+def call_collective(call: Callable[..., object], *arguments: object, **options: object) -> None:
+    """Call a collective of torch.distributed, and return when gloo's threads hold none of its CPU tensors any more.
+
+    A thread that releases a tensor while the interpreter ends aborts the process.
+    """
+    items = [one for item in arguments for one in (item if isinstance(item, list) else [item])]
+    tensors: list[Any] = [one for one in items if isinstance(one, Tensor) and one.device.type == "cpu"]
+    references = [one._use_count() for one in tensors]
+    call(*arguments, **options)
+    while any(one._use_count() > before for one, before in zip(tensors, references, strict=True)):
+        time.sleep(0)
 
 
 def _bytes(body: bytes) -> Tensor:

@@ -33,6 +33,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from sordino.data.clients import Records
 from sordino.data.metrics import figures
+from sordino.dpsgd.processes import call_collective
 from sordino.engines.base import CPU, ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess, InProcessWorker, update_figures
 from sordino.engines.messages import END, Limits, Order
@@ -276,7 +277,7 @@ class Group:
 
     def _together(self, call: Callable[..., object], *arguments: object, **options: object) -> None:
         try:
-            call(*arguments, **options)
+            call_collective(call, *arguments, **options)
         except RuntimeError as error:  # gloo and NCCL: a connection that closed, or nothing within the timeout
             late = "timed out" in str(error).lower()
             raise self.lost("was not heard of in time" if late else "is gone") from error

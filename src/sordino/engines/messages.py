@@ -174,6 +174,13 @@ def distinct(array: Array, name: str, end: int) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
+def digest_or_none(value: Any) -> str:
+    """Return a SHA-256 in hexadecimal digits, or the empty string; refuse any other value."""
+    if not (isinstance(value, str) and re.fullmatch("([0-9a-f]{64})?", value)):
+        raise bad(f"encoding = {brief_repr(value)}", "64 hexadecimal digits, or none")
+    return value
+
+
 def public_bytes(size: int) -> int:
     """Return the largest size in bytes of a round's public values, for a model of `size` parameters."""
     return (8 + 4 * MOST_BROADCAST) * size
@@ -200,6 +207,7 @@ class Job:
     public: Public | None = None
     start: Tensor | None = None  # [d]
     paid: int = 0  # charges of this run by the client's last receipt: a silo whose ledger has fewer refuses
+    encoding: str = ""  # SHA-256 of what the records mean to the server, where it knows: a silo with another refuses
 
     @property
     def admission(self) -> bool:
@@ -214,7 +222,7 @@ class Job:
     def to_bytes(self) -> bytes:
         deadline = self.deadline if math.isfinite(self.deadline) else None
         fields = {"run": self.run, "client": self.client, "mode": self.mode, "seed": self.seed, "deadline": deadline}
-        fields |= {"paid": self.paid, "plan": codec.dump(self.plan)}
+        fields |= {"paid": self.paid, "encoding": self.encoding, "plan": codec.dump(self.plan)}
         if self.public is None or self.start is None:
             return Frame("admission", fields).to_bytes()
         return Frame.of_round(self.public, fields, {"start": self.start.cpu().numpy()}).to_bytes()
@@ -225,7 +233,7 @@ class Job:
         frame = Frame.of_bytes(body, JOB_HEAD + 4 * size + public_bytes(size), JOB_HEAD)
         if frame.kind not in ("admission", "round"):
             raise bad(f"kind {brief_repr(frame.kind)}", "admission or round")
-        names = ("run", "client", "mode", "seed", "deadline", "paid", "plan")
+        names = ("run", "client", "mode", "seed", "deadline", "paid", "encoding", "plan")
         frame.check_names(names, {"start"} if frame.kind == "round" else ())
         job = cls._of_fields(*(frame.fields[name] for name in names))
         if frame.kind == "admission":
@@ -240,7 +248,9 @@ class Job:
         return replace(job, public=public, start=vector(frame.arrays["start"], "start", size))
 
     @classmethod
-    def _of_fields(cls, run: Any, client: Any, mode: Any, seed: Any, deadline: Any, paid: Any, table: Any) -> Job:
+    def _of_fields(
+        cls, run: Any, client: Any, mode: Any, seed: Any, deadline: Any, paid: Any, encoding: Any, table: Any
+    ) -> Job:
         if not (isinstance(run, str) and re.fullmatch("[0-9a-f]{32}", run)):
             raise bad(f"run = {brief_repr(run)}", "the 32 hexadecimal digits of a run")
         if mode not in get_args(Mode):
@@ -259,7 +269,7 @@ class Job:
         if deadline is not None and (type(deadline) not in (int, float) or not 0 <= deadline < math.inf):
             raise bad(f"deadline = {brief_repr(deadline)}", "seconds since 1970, or null")
         until = math.inf if deadline is None else float(deadline)
-        return cls(run, plan, client, mode, seed, until, paid=count(paid, "paid"))
+        return cls(run, plan, client, mode, seed, until, paid=count(paid, "paid"), encoding=digest_or_none(encoding))
 
 
 @lru_cache(maxsize=8)
@@ -280,7 +290,8 @@ def read_plan(written: str) -> Plan:
 class Reply:
     """One client's answer: a noised message, or the reason of a refusal, or neither (the client accepts the plan).
 
-    `charges` is the number of this run's charges in the client's ledger so far, this message included.
+    `charges` is the number of this run's charges in the client's ledger so far, this message included; `encoding` is
+    the SHA-256 of what the client's records mean (`Task.encoding_sha256`), in the answer to a question of admission.
     """
 
     job: str
@@ -288,9 +299,11 @@ class Reply:
     row: Tensor | None = None  # [d'], float32
     refused: str = ""
     charges: int = 0
+    encoding: str = ""
 
     def to_bytes(self) -> bytes:
         fields = {"job": self.job, "client": self.client, "refused": shorten(self.refused), "charges": self.charges}
+        fields["encoding"] = self.encoding
         return Frame("reply", fields, {} if self.row is None else {"row": self.row.cpu().numpy()}).to_bytes()
 
     @classmethod
@@ -303,11 +316,12 @@ class Reply:
         if not isinstance(refused, str) or len(refused) > 600:
             raise bad(f"refused = {brief_repr(refused)}", "text of at most 600 characters")
         sent = {"row"} if not refused and not job.admission else set[str]()
-        frame.check_names(("job", "client", "refused", "charges"), sent)
+        frame.check_names(("job", "client", "refused", "charges", "encoding"), sent)
         if fields["job"] != job.id or count(fields["client"], "client") != job.client:
             raise bad("an answer to another job", f"client {job.client}'s to this one: the same plan, round and start")
         row = vector(frame.arrays["row"], "row", length) if sent else None
-        return cls(job.id, job.client, row, refused, count(fields["charges"], "charges"))
+        charges, encoding = count(fields["charges"], "charges"), digest_or_none(fields["encoding"])
+        return cls(job.id, job.client, row, refused, charges, encoding)
 
 
 # ---- ranks ----------------------------------------------------------------------------------------------------------

@@ -49,11 +49,25 @@ class Architecture(Part):
         """Return a module for records of this shape."""
 
 
-def build_seeded(spec: Architecture, shape: Shape, outputs: int, seed: int) -> nn.Module:
+class EachRow(nn.Module):
+    """Applies a model of one row to each row of a record that holds several: [b, rows, ...] -> [b, rows, outputs]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.model(x[:, row]) for row in range(x.shape[1])], 1)
+
+
+def build_seeded(spec: Architecture, shape: Shape, outputs: int, seed: int, rows: int = 1) -> nn.Module:
     """Return `spec.build` with weights that depend on `seed` alone; the global torch generator does not change.
 
-    Initial weights are public, so a plain torch generator suffices; it reads the low 32 bits of `seed`.
+    Initial weights are public, so a plain torch generator suffices; it reads the low 32 bits of `seed`. With several
+    `rows`, `shape` begins with them, and the model reads each row of a record by itself (`EachRow`).
     """
+    if rows > 1:
+        return EachRow(build_seeded(spec, shape[1:], outputs, seed))
     if spec.weighed:  # count the parameters on the meta device, which allocates nothing
         name = type(spec).__name__
         try:
