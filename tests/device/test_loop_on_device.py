@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from sordino.dpsgd.private_loop import check_devices
 from sordino.errors import DataError, PlanError
-from sordino.parts import Banded
+from sordino.parts import Adaptive, Banded
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
@@ -37,6 +37,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "smoothing": {"smoothing": 1.0},
     "banded": {"strategy": Banded(3)},
     "epsilon": {"noise_multiplier": None, "epsilon": 4.0},
+    "per_layer": {"clip": "per_layer", "clip_norm": 0.3},
+    "per_layer_in_pieces": {"clip": "per_layer", "clip_norm": 0.3, "max_physical_batch_size": 5},
+    "adaptive": {"clip_norm": Adaptive(0.3)},
+    "schedule": {"noise_multiplier": lambda t: 1.0 + 0.05 * t},
 }
 
 
