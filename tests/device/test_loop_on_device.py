@@ -11,6 +11,7 @@ from tests.dpsgd.loops import batch_of
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from sordino.dpsgd.batch_independence import BatchPass
 from sordino.dpsgd.private_loop import check_devices
 from sordino.errors import DataError, PlanError
 from sordino.parts import Adaptive, Banded
@@ -107,6 +108,15 @@ def test_checks_leave_the_generator_of_the_device_alone() -> None:
         return state
 
     assert torch.equal(state_after(checked=True), state_after(checked=False))
+
+
+def test_a_pass_that_draws_on_the_device_is_seen_to_draw() -> None:
+    x = torch.ones(6, 50, device=DEVICE)
+    random, fixed = (
+        BatchPass(lambda rows, p=p: F.dropout(rows, p), x, 6, random=False).gap(torch.arange(2)) for p in (0.5, 0.0)
+    )
+    assert random[1]
+    assert not fixed[1]
 
 
 def test_labels_without_a_class_are_refused_on_the_device() -> None:

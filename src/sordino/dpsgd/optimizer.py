@@ -93,6 +93,7 @@ class PrivateOptimizer(Optimizer):
         self.found: list[Any] = []  # what the certificate says of the loss and of own code, when it was last exchanged
         self.others: list[Any] = []  # the same of every rank
         self.idle = 0  # parameters that the loss did not depend on, once that was logged
+        self.in_pieces = False  # whether max_physical_batch_size is set
         self.released = False  # True while the inner optimizer may step
         self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
         self.records: tuple[Tensor, ...] = ()  # of the data set, where they are tensors: marked under a key
@@ -123,6 +124,9 @@ class PrivateOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Add a piece's clipped gradients; after the last piece of a batch add noise, smooth, and take the step."""
+        if closure is not None and self.in_pieces:  # Lightning would count pieces as batches of an epoch
+            found, fix = "step(closure) with max_physical_batch_size", "in Lightning leave max_physical_batch_size out"
+            raise _loop(found, "loss.backward() and step() after each piece of a batch", fix)
         with torch.enable_grad():
             loss = None if closure is None else closure()  # the one backward pass, as Lightning has it
         self.recording.warning.end()

@@ -119,14 +119,13 @@ def make_private(
     _check_optimizer(model, optimizer, shards)
     _check_labels(model, loader.dataset)
     check_collate(loader)
-    check_epochs(epochs)
     delta, chosen = checked_delta(delta, size, allow_large_delta), batches(loader.batch_size or 0, size, strategy)
     norms = clip_norms(clip, clip_norm, parameter_names(model, _trained(optimizer, shards)))
-    schedule = noise_schedule(noise_multiplier, chosen, epochs, scaled=epsilon is not None)
+    schedule = noise_schedule(noise_multiplier, chosen, check_epochs(epochs), scaled=epsilon is not None)
     bare = loop_plan(epochs, chosen, norms, float(smoothing), optimizer, strategy, schedule)
     plan, own_seed = calibrate_noise(bare, epsilon, noise_multiplier, delta), seed if noise == "simulation" else 0
     settings = Settings(plan=plan, delta=delta, noise=noise, seed=own_seed, reduction=reduction, epsilon=epsilon)
-    records = lineage.tensors_of(loader.dataset)
+    records, count = lineage.tensors_of(loader.dataset), settings.records.count
     ranks = _join_ranks(model, optimizer, loader, settings, [max_physical_batch_size, own_code, str(ledger), dataset])
     charged_to, earlier = LedgerAccount.of(ledger, dataset, settings, ranks), lineage.runs_of_model(model, records)
     account = Account(settings, charged_to, earlier, ranks)
@@ -135,9 +134,8 @@ def make_private(
     lineage.register_loop(account.run, account.cost)
     _freeze_others(model, optimizer, shards)
     refuse_wrapping(model)
-    pending, rng, count = PendingBatch(), ranks.streams(noise, seed), settings.records.count
+    pending, rng, trusted = PendingBatch(), ranks.streams(noise, seed), own_code == "trusted"
     expected = min(count, (max_physical_batch_size or count) * ranks.size)  # one record more moves a piece of each rank
-    trusted = own_code == "trusted"
     recording = Recording(model, pending, rng.at(0, "mixing"), expected, trusted)
     recording.prepare(() if transform else records)
     function, known = named_loss(loss, model) if isinstance(loss, str) else (loss, False)
@@ -145,7 +143,7 @@ def make_private(
     change = None if transform is None else RecordTransform(transform, trusted)
     collate = grade_collate(loader, own_code is None and noise == "secure")
     private = PrivateOptimizer(optimizer, recording, account, pending, rng, own)
-    private.records, private.shards = records, shards
+    private.records, private.shards, private.in_pieces = records, shards, max_physical_batch_size is not None
     private.batch_code = lambda: [collate, *([] if change is None else [change.grade])]
     return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change)
 

@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import Adaptive, ClipNorms, LaplacianSmoothing
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import PoissonRecords, RecordsInTurn
-from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.releases import CentralNoise, Release, ScheduledNoise
 from sordino.parts.schedules import Schedule, at, positive
 from sordino.parts.server_optimizers import TorchOptimizer
@@ -79,13 +78,11 @@ class Settings:
     @property
     def clip_norm(self) -> float:
         """Largest norm of a record's clipped gradient over all parameters; of an adaptive clip norm the first."""
-        assert isinstance(self.plan.local, BatchGradient)
-        return at(self.plan.local.clip_norm, 0)
+        return at(self.plan.local.clip_norms[0], 0)
 
     @property
     def adaptive(self) -> Adaptive | None:
-        assert isinstance(self.plan.local, BatchGradient)
-        return self.plan.local.adaptive
+        return cast(Adaptive | None, self.plan.local.adaptive)
 
     def clip_shares(self, named: Mapping[str, Sequence[str]]) -> list[tuple[float, tuple[str, ...]]]:
         """Return the share of the clip norm, and the parameters, of each group that is clipped by itself.
@@ -141,14 +138,14 @@ def clip_norms(
     """
     if clip not in ("flat", "per_layer"):
         raise ConfigError(f"clip = {clip!r}", '"flat" (one norm over all parameters) or "per_layer"')
-    if isinstance(clip_norm, Adaptive) and clip == "flat":
+    if isinstance(clip_norm, Schedule) and clip_norm.learned and clip == "flat":
         return clip_norm
     if isinstance(clip_norm, Mapping):
         group_parameters(tuple(clip_norm), named)
         for group, own in clip_norm.items():
             _check_clip_norm(f"clip_norm[{group!r}]", own)
         return ClipNorms(tuple(clip_norm), tuple(float(own) for own in clip_norm.values()))
-    if isinstance(clip_norm, Adaptive | Schedule):
+    if isinstance(clip_norm, Schedule):
         found, fix = f"clip_norm = {type(clip_norm).__name__} and clip = {clip!r}", 'Adaptive with clip="flat"'
         raise ConfigError(found, "a number, a dict of numbers, or Adaptive", fix)
     _check_clip_norm("clip_norm", clip_norm)
@@ -243,7 +240,8 @@ def loop_plan(
     The server optimizer is PyTorch's: it works on noised gradients, so the plan only names it. Bands are optimised for
     its initial momentum.
     """
-    if strategy is not None and (schedule is not None or isinstance(clip_norm, Adaptive)):
+    learned = isinstance(clip_norm, Schedule) and clip_norm.learned
+    if strategy is not None and (schedule is not None or learned):
         found = "a strategy with an adaptive clip norm or a noise_multiplier that changes"
         needed = "one noise multiplier and one clip norm: later steps take back noise of earlier ones"
         raise ConfigError(found, needed, "drop the strategy")
@@ -272,9 +270,11 @@ def calibrate_noise(plan: Plan, epsilon: float | None, noise_multiplier: Any, de
     raise ConfigError(found, "exactly one of them, or epsilon and the shape of a schedule")
 
 
-def check_epochs(epochs: int) -> None:
+def check_epochs(epochs: int) -> int:
+    """Return the number of epochs; refuse what is no number of at least 1."""
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise ConfigError(f"epochs = {epochs}", "a whole number of at least 1")
+    return epochs
 
 
 def checked_delta(delta: float | None, population: int, allow_large: bool) -> float:
