@@ -228,6 +228,8 @@ FOR_RECORDS: dict[str, dict[str, Any]] = {
     "batch_gradient": {"encode": ()},
     "noisy_local_sgd": {"encode": (), "release": Forward()},
 }
+
+
 def of_a_loop(clip_norm: Any) -> dict[str, Any]:
     """Parts of a plan whose records may all be in every step."""
     return {"local": BatchGradient(PoissonRecords(2.0, (6,)), clip_norm), "encode": (), "clients": Everyone(6)}

@@ -90,7 +90,7 @@ def moved(share: float) -> float:
     """How far one record whose gradient is clipped moves the message."""
     x, y = torch.full((40, 4), 50.0), torch.zeros(40, dtype=torch.int64)
     model = mlp()
-    model[0].weight.data.mul_(0.01)  # type: ignore[index, operator, union-attr]
+    model[0].weight.data.mul_(0.01)  # type: ignore[index]
     parts = private(model, TensorDataset(x, y), batch=40, clip_norm=Adaptive(0.1, share=share), noise_multiplier=QUIET)
     return float(message(parts).norm()) / 40
 

@@ -190,7 +190,7 @@ def moved(clip_norm: Any) -> float:
     """How far one record moves the message before the noise, in units of the sensitivity that is charged."""
     x, y = torch.full((40, 4), 50.0), torch.zeros(40, dtype=torch.int64)
     model = mlp()
-    model[0].weight.data.mul_(0.01)  # type: ignore[index, operator, union-attr]  # tanh does not saturate
+    model[0].weight.data.mul_(0.01)  # type: ignore[index]  # tanh does not saturate
     parts = private(model, TensorDataset(x, y), batch=40, clip="per_layer", clip_norm=clip_norm, noise_multiplier=QUIET)
     total = released_sum(parts)
     assert len(batch_of(parts, 0)) == 40

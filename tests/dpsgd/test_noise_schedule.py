@@ -200,7 +200,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a value that is none": ({"noise_multiplier": lambda t: math.nan}, "noise_multiplier of nan in step 0"),
     "a text": ({"noise_multiplier": "small"}, "noise_multiplier = a str"),
     "correlated noise": ({"noise_multiplier": FALLING, "strategy": Banded(2)}, "drop the strategy"),
-    "a number and a target": ({"noise_multiplier": 1.0, "epsilon": 1.0}, "exactly one of them"),
+    "a number and a target": ({"noise_multiplier": 1.0, "epsilon": 1.0}, "exactly one of the two"),
 }
 
 

@@ -233,7 +233,7 @@ def _finite_float32(values: Array, label: str) -> Array:
 @codec.hides_values
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Partition in compressed rows: client i holds the records index[offsets[i]:offsets[i+1]]."""
+    """Result of a partition: client i holds the records index[offsets[i]:offsets[i+1]]."""
 
     index: Ints  # [records assigned]
     offsets: Ints  # [population + 1], from 0 to len(index)
@@ -270,7 +270,7 @@ class Partitioner(Part):
 
 @dataclass(frozen=True, slots=True)
 class Iid(Partitioner, kind="iid"):
-    """Records at random; sizes differ by at most one."""
+    """Random partition into clients whose sizes differ by at most one."""
 
     clients: int
 
@@ -323,7 +323,9 @@ class Dirichlet(Partitioner, kind="dirichlet"):
 
 @dataclass(frozen=True, slots=True)
 class Shards(Partitioner, kind="shards"):
-    """Records sorted by label, cut into clients * per_client shards, dealt at random (McMahan et al., 2017)."""
+    """Partition into shards: records sorted by label, cut into clients * per_client shards, dealt at random (McMahan
+    2017).
+    """
 
     clients: int
     per_client: int = 2
@@ -339,7 +341,7 @@ class Shards(Partitioner, kind="shards"):
 
 @dataclass(frozen=True, slots=True)
 class SortedTarget(Partitioner, kind="sorted_target"):
-    """Silos by sorted target, as in regression on charges or interest rates: the most heterogeneous equal silos."""
+    """Partition into equal silos by sorted target (the most heterogeneous one), as for charges or interest rates."""
 
     clients: int
 
@@ -350,7 +352,9 @@ class SortedTarget(Partitioner, kind="sorted_target"):
 
 @dataclass(frozen=True, slots=True)
 class Natural(Partitioner, kind="natural"):
-    """Real groups of the data: writers, roles, hospitals. `clients` of them at random, or all."""
+    """Partition by the natural groups of the data (writers, roles, hospitals): all of them, or `clients` random
+    ones.
+    """
 
     clients: int | None = None
 
@@ -374,7 +378,7 @@ class Natural(Partitioner, kind="natural"):
 
 
 def _random_then_sorted(key: Array, rng: np.random.Generator) -> Ints:
-    """Return the order that sorts `key`, ties at random."""
+    """Return the permutation that sorts `key`, with ties in random order."""
     shuffled = rng.permutation(len(key)).astype(np.int64)
     return shuffled[np.argsort(key[shuffled], kind="stable")]
 

@@ -15,9 +15,9 @@ Every row is private unless the user declares otherwise. What is public of a col
 Columns are read in the order of their declarations, whatever the order in a file: `Encoding` is what all silos of a
 federation must agree on, compared by its digest; how a site writes its file (`format`) is its own matter. With
 `person = { column = "patient", rows = 3 }` all rows of one person are one record, and one clip bounds them together.
-Nothing is computed from the rows. A range or an imputation that is not known publicly is read off a histogram released
-with noise, which costs epsilon (`quantiles`, `missing = "median"`); until its release the column is held as its share
-of a public range.
+Nothing is computed from the rows without noise. A range or an imputation that is not public is computed from a noised
+histogram, which costs epsilon (`quantiles`, `missing = "median"`); before its release the column is stored as its
+position in a public range.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class HistogramSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """Public declarations of one column of a table. The default: numbers, none missing, not scaled."""
+    """Public declarations about one column of a table; by default it has numbers, none missing, not scaled."""
 
     range: tuple[float, float] | None = None
     categories: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class Column:
 
 
 def column_declarations(columns: Any, ranges: Mapping[str, Any] | None = None) -> dict[str, Column]:
-    """Read the columns of `[task.options.columns]`, and those of `ranges`, which is short for their ranges."""
+    """Read the column declarations of `[task.options.columns]` and of `ranges`, the short form for public ranges."""
     place = "task.options.columns"
     if columns is not None and not isinstance(columns, Mapping):
         raise ConfigError(f"{place} = {brief_repr(columns)}", "a table by columns", f"write [{place}.NAME]")
@@ -627,6 +627,11 @@ def _check_columns(names: list[str], path: Path, header: tuple[str, ...]) -> Non
         listed = ", ".join(name[:40] for name in header[:20])
         close = codec.nearest(missing, list(header)) if missing else ""
         raise ConfigError(f"no column {missing!r} in {path}", f"one of {listed}", close if "mean" in close else "")
+
+
+def check_columns(encoding: Encoding, rows: TextTable, others: tuple[str, ...] = ()) -> None:
+    """Refuse a table without a column that the encoding reads or one of `others`; the target may be missing."""
+    _check_columns([*_needed(encoding), *others], rows.path, rows.header)
 
 
 class TablePreview(NamedTuple):
