@@ -63,7 +63,7 @@ def convolution() -> nn.Module:
 
 def frozen() -> nn.Module:
     model = mlp()
-    model[0].weight.requires_grad_(False)  # type: ignore[index, union-attr]
+    model[0].weight.requires_grad_(False)  # type: ignore[index]
     return model
 
 
