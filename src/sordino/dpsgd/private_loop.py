@@ -30,12 +30,12 @@ from sordino.dpsgd.settings import (
     Settings,
     batches,
     calibrate_noise,
-    check_epochs,
     checked_delta,
     clip_norms,
     loop_plan,
     noise_schedule,
 )
+from sordino.dpsgd.standardise import Standardise, Standardiser
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.ledger.ledger import Ledger
 from sordino.parts.strategies import Strategy
@@ -48,7 +48,8 @@ def make_private(
     optimizer: Optimizer,
     loader: DataLoader[Any],
     *,
-    epochs: int,
+    epochs: int | None = None,
+    steps: int | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     clip_norm: ClipNorm = 1.0,
@@ -66,11 +67,13 @@ def make_private(
     dataset: str | None = None,
     own_code: Literal["trusted"] | None = None,
     transform: Callable[[Any], Any] | None = None,
+    prepare: Standardise | None = None,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """Make a training loop DP-SGD: (epsilon, delta) for `epochs` passes over the data, add or remove one record.
 
-    `epsilon` is solved for the noise multiplier, or `noise_multiplier` gives it; delta defaults to min(records^-1.1,
-    1e-3). `clip_norm` C bounds the gradient of every record, over all parameters: scaled by min(1, C / its norm); with
+    `steps` plans a number of steps instead of `epochs`. `epsilon` is solved for the noise multiplier, or
+    `noise_multiplier` gives it; delta defaults to min(records^-1.1, 1e-3); 1e-5 is accepted while records * 1e-5 < 1.
+    `clip_norm` C bounds the gradient of every record, over all parameters: scaled by min(1, C / its norm); with
     clip="per_layer" each of L layers by itself, to C / sqrt(L). A dict {"layer or prefix": C_l} names groups that are
     clipped by themselves, and the bound is C = sqrt(sum C_l^2): the noise is N(0, (z C)^2) per coordinate in any case.
     `clip_norm=Adaptive(start)` follows a quantile of the norms, by one more noised coordinate. A `noise_multiplier` may
@@ -87,6 +90,9 @@ def make_private(
     certificate's `own_code` says what is proved about them. `transform` is applied to the inputs of every batch, before
     the loop gets them. A model, loss or loop of which no graph can be captured is refused, unless own_code="trusted":
     then you vouch that it keeps the records of a batch independent, and the certificate says so.
+
+    `prepare=Standardise(...)` centres and scales the records by a mean and a scale that are released with noise at the
+    first batch; both are part of epsilon, and `loader.scaler.moments()` returns them.
 
     `ledger` is a file to which all runs on the same data are charged, and `dataset` the name of the data in it. A loop
     that exceeds the data set's limit is refused here. All planned steps are charged before the first noise is drawn;
@@ -112,20 +118,19 @@ def make_private(
         raise ConfigError(f"max_physical_batch_size = {max_physical_batch_size}", "a whole number of at least 1")
     _refuse_prepared(model, optimizer, loader)
     model, size = unwrapped(model), _check_loader(loader)
-    shards = Shards(model)
-    refuse_layers(model, statistics=False)
-    _refuse_checkpointing(model)
-    refuse_mixing(model)
+    shards, trusted = Shards(model), own_code == "trusted"
+    _check_layers(model)
     _check_optimizer(model, optimizer, shards)
     _check_labels(model, loader.dataset)
     check_collate(loader)
     delta, chosen = checked_delta(delta, size, allow_large_delta), batches(loader.batch_size or 0, size, strategy)
     norms = clip_norms(clip, clip_norm, parameter_names(model, _trained(optimizer, shards)))
-    schedule = noise_schedule(noise_multiplier, chosen, check_epochs(epochs), scaled=epsilon is not None)
-    bare = loop_plan(epochs, chosen, norms, float(smoothing), optimizer, strategy, schedule)
+    schedule = noise_schedule(noise_multiplier, chosen, epochs, steps, scaled=epsilon is not None)
+    records = lineage.tensors_of(loader.dataset)
+    parts = Standardiser.parts_of(prepare, records, transform is not None or Ranks.of(model).size > 1)
+    bare = loop_plan(epochs, chosen, norms, float(smoothing), optimizer, strategy, steps, parts, schedule)
     plan, own_seed = calibrate_noise(bare, epsilon, noise_multiplier, delta), seed if noise == "simulation" else 0
     settings = Settings(plan=plan, delta=delta, noise=noise, seed=own_seed, reduction=reduction, epsilon=epsilon)
-    records, count = lineage.tensors_of(loader.dataset), settings.records.count
     ranks = _join_ranks(model, optimizer, loader, settings, [max_physical_batch_size, own_code, str(ledger), dataset])
     charged_to, earlier = LedgerAccount.of(ledger, dataset, settings, ranks), lineage.runs_of_model(model, records)
     account = Account(settings, charged_to, earlier, ranks)
@@ -134,7 +139,7 @@ def make_private(
     lineage.register_loop(account.run, account.cost)
     _freeze_others(model, optimizer, shards)
     refuse_wrapping(model)
-    pending, rng, trusted = PendingBatch(), ranks.streams(noise, seed), own_code == "trusted"
+    pending, rng, count = PendingBatch(), ranks.streams(noise, seed), settings.records.count
     expected = min(count, (max_physical_batch_size or count) * ranks.size)  # one record more moves a piece of each rank
     recording = Recording(model, pending, rng.at(0, "mixing"), expected, trusted)
     recording.prepare(() if transform else records)
@@ -143,9 +148,10 @@ def make_private(
     change = None if transform is None else RecordTransform(transform, trusted)
     collate = grade_collate(loader, own_code is None and noise == "secure")
     private = PrivateOptimizer(optimizer, recording, account, pending, rng, own)
-    private.records, private.shards, private.in_pieces = records, shards, max_physical_batch_size is not None
+    private.records, private.shards, private.scaler = records, shards, Standardiser.of(account, records, rng)
+    private.in_pieces = max_physical_batch_size is not None
     private.batch_code = lambda: [collate, *([] if change is None else [change.grade])]
-    return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change)
+    return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change, private.scaler)
 
 
 def _refuse_prepared(*parts: Any) -> None:
@@ -188,13 +194,15 @@ def _freeze_others(model: nn.Module, optimizer: Optimizer, shards: Shards) -> No
             parameter.requires_grad_(False)
 
 
-def _refuse_checkpointing(model: nn.Module) -> None:
-    """Refuse gradient checkpointing, because recomputation in the backward pass is not recorded."""
+def _check_layers(model: nn.Module) -> None:
+    """Refuse layers that mix records, and gradient checkpointing: its second forward pass is not recorded."""
+    refuse_layers(model, statistics=False)
     for name, part in model.named_modules():
         if getattr(part, "gradient_checkpointing", False) is True:
             found = f"layer '{name}' with gradient checkpointing, which runs again in the backward pass"
             fix = "model.gradient_checkpointing_disable(), and max_physical_batch_size for the memory"
             raise PlanError("per-record", found, "layers that run once for each batch", fix)
+    refuse_mixing(model)
 
 
 def _check_loader(loader: DataLoader[Any]) -> int:

@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
@@ -32,7 +32,7 @@ from sordino.certificate.facts import EarlierRun
 from sordino.errors import ConfigError, PlanError, brief_repr
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import Adaptive, ClipNorms, LaplacianSmoothing
-from sordino.parts.mechanisms import Gaussian
+from sordino.parts.mechanisms import Gaussian, Preparation
 from sordino.parts.record_samplers import PoissonRecords, RecordsInTurn
 from sordino.parts.releases import CentralNoise, Release, ScheduledNoise
 from sordino.parts.schedules import Schedule, at, positive
@@ -44,6 +44,7 @@ from sordino.rng import Mode
 
 Reduction = Literal["mean", "sum"]
 Batches = PoissonRecords | RecordsInTurn
+RECORD_DELTA = 1e-5  # accepted of records without an override while records * delta < 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +190,7 @@ LEVELS = 64  # different noise multipliers of a schedule: each is one more distr
 
 
 def noise_schedule(
-    noise_multiplier: NoiseMultiplier | None, records: Batches, epochs: int, *, scaled: bool
+    noise_multiplier: NoiseMultiplier | None, records: Batches, epochs: int | None, steps: int | None, *, scaled: bool
 ) -> ScheduledNoise | None:
     """Return the release of a noise multiplier that changes from step to step; None if it does not.
 
@@ -199,8 +200,9 @@ def noise_schedule(
     """
     if noise_multiplier is None or isinstance(noise_multiplier, int | float):
         return None
-    steps = epochs * steps_per_epoch(records)
-    values = _values_by_step(noise_multiplier, steps, steps_per_epoch(records))
+    check_length(epochs, steps)
+    length = steps or (epochs or 0) * steps_per_epoch(records)
+    values = _values_by_step(noise_multiplier, length, length if epochs is None else epochs)
     odd = next((t for t, value in enumerate(values) if not positive(value)), None)
     if odd is not None:
         found = f"a noise_multiplier of {brief_repr(values[odd])} in step {odd}"
@@ -213,26 +215,28 @@ def noise_schedule(
     return ScheduledNoise(tuple(value for value, _ in runs), tuple(count for _, count in runs))
 
 
-def _values_by_step(given: Sequence[float] | Callable[[int], float] | Schedule, steps: int, per_epoch: int) -> Any:
+def _values_by_step(given: Sequence[float] | Callable[[int], float] | Schedule, steps: int, epochs: int) -> Any:
     """Return the value of every planned step as a list of floats."""
     if isinstance(given, Schedule) and not given.learned:
         return [float(given.at(t)) for t in range(steps)]
     if callable(given):
         return [float(given(t)) for t in range(steps)]
-    if isinstance(given, Sequence) and not isinstance(given, str) and len(given) in (steps, steps // per_epoch):
-        return [float(given[t if len(given) == steps else t // per_epoch]) for t in range(steps)]
+    if isinstance(given, Sequence) and not isinstance(given, str) and len(given) in (steps, epochs):
+        return [float(given[t * len(given) // steps]) for t in range(steps)]
     length = f" of {len(given)}" if isinstance(given, Sequence) else ""
-    needed = f"a number, a function of the step, or one number for each of {steps} steps or {steps // per_epoch} epochs"
+    needed = f"a number, a function of the step, or one number for each of {steps} steps or {epochs} epochs"
     raise ConfigError(f"noise_multiplier = a {type(given).__name__}{length}", needed)
 
 
 def loop_plan(
-    epochs: int,
+    epochs: int | None,
     records: Batches,
     clip_norm: float | Schedule,
     smoothing: float,
     optimizer: Optimizer,
     strategy: Strategy | None = None,
+    steps: int | None = None,
+    prepare: tuple[Preparation, ...] = (),
     schedule: ScheduledNoise | None = None,
 ) -> Plan:
     """Return the plan of DP-SGD and its variants (recipes/record_level.py) with noise multiplier 1.
@@ -245,16 +249,18 @@ def loop_plan(
         found = "a strategy with an adaptive clip norm or a noise_multiplier that changes"
         needed = "one noise multiplier and one clip norm: later steps take back noise of earlier ones"
         raise ConfigError(found, needed, "drop the strategy")
+    check_length(epochs, steps)
     first, noise = optimizer.param_groups[0], Gaussian(1.0)
     momentum = first["momentum"] if isinstance(optimizer, SGD) and strategy is not None else None
-    return single_silo(
+    plan = single_silo(
         TorchOptimizer(f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", momentum),
-        rounds=epochs * steps_per_epoch(records),
+        rounds=steps if epochs is None else epochs * steps_per_epoch(records),  # type: ignore[arg-type]
         records=records,
         clip_norm=clip_norm,
         release=schedule or (CentralNoise(noise) if strategy is None else CorrelatedNoise(noise, strategy)),
         denoiser=LaplacianSmoothing(smoothing) if smoothing else None,
     )
+    return replace(plan, prepare=prepare) if prepare else plan
 
 
 def calibrate_noise(plan: Plan, epsilon: float | None, noise_multiplier: Any, delta: float) -> Plan:
@@ -270,21 +276,27 @@ def calibrate_noise(plan: Plan, epsilon: float | None, noise_multiplier: Any, de
     raise ConfigError(found, "exactly one of the two, or epsilon and the shape of a schedule")
 
 
-def check_epochs(epochs: int) -> int:
-    """Return the number of epochs; refuse what is no number of at least 1."""
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise ConfigError(f"epochs = {epochs}", "a whole number of at least 1")
-    return epochs
+def check_length(epochs: int | None, steps: int | None) -> None:
+    """Refuse anything but one whole number of epochs or of steps, of at least 1."""
+    if (epochs is None) == (steps is None):
+        raise ConfigError(f"epochs = {epochs} and steps = {steps}", "exactly one of them")
+    for name, number in (("epochs", epochs), ("steps", steps)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ConfigError(f"{name} = {number}", "a whole number of at least 1")
 
 
 def checked_delta(delta: float | None, population: int, allow_large: bool) -> float:
-    """Return delta, by default min(population^-1.1, 1e-3); refuse more than population^-1.1 without an override."""
-    limit = largest_delta(population)
+    """Return delta, by default min(population^-1.1, 1e-3); refuse a larger one without an override.
+
+    The largest is population^-1.1, or RECORD_DELTA, the literature's at record level, while population * delta < 1.
+    """
+    limit = max(largest_delta(population), RECORD_DELTA if population * RECORD_DELTA < 1 else 0.0)
     found = default_delta(population) if delta is None else delta
     check_delta(found, population, override=True)
     if found > limit * (1 + 1e-9) and not allow_large:
         fix = "lower it, or pass allow_large_delta=True"
-        raise ConfigError(f"delta = {found}", f"at most records^-1.1 = {atleast(limit)}", fix)
+        what = "records^-1.1" if limit == largest_delta(population) else "max(records^-1.1, 1e-5)"
+        raise ConfigError(f"delta = {found}", f"at most {what} = {atleast(limit)}", fix)
     return found
 
 
@@ -325,7 +337,7 @@ class NoiseState:
         self.held: dict[str, Tensor] = release.init(length)
 
     def noised(self, total: Tensor, t: int, rng: Callable[[str], np.random.Generator]) -> Tensor:
-        """Return `total` of step t plus its noise."""
+        """Return the sum `total` of step t with the step's correlated noise added."""
         if self.release.correlated and self.drawn != t:
             found = f"step {t + 1} of correlated noise after {self.drawn} draws of noise"
             needed = "one draw of noise for every charged step"
@@ -368,7 +380,7 @@ MOST_STEPS = 2**31  # that one process can have charged
 _NEEDED = "the record that optimizer.state_dict() returned, unchanged"
 _FIX = "load an unchanged copy of the checkpoint, or start a new run (charged steps stay charged)"
 _FIELDS = ("format", "run", "settings", "taken", "checksum")
-_OPTIONAL = ("dataset", "earlier", "secret", "order", "clip_norm")
+_OPTIONAL = ("dataset", "earlier", "secret", "order", "moments", "clip_norm")
 
 
 @codec.hides_values
@@ -382,6 +394,7 @@ class LoopRecord:
     earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
     secret: dict[str, Any] = field(default_factory=dict)  # state of correlated noise
     order: dict[str, str] = field(default_factory=dict)  # of the data set's rows, under correlated noise
+    moments: dict[str, Any] = field(default_factory=dict)  # released mean and scale of the records
     clip_norm: float | None = None  # of the next step, where it adapts
 
 
@@ -447,7 +460,11 @@ def read_record(state: Any, settings: Settings) -> LoopRecord:
     known = adaptive is not None and isinstance(clip_norm, float) and adaptive.allows(clip_norm)
     if (clip_norm is not None) != (adaptive is not None) or (adaptive is not None and not known):
         _refuse(f"with the clip norm {brief_repr(clip_norm)}, which this run cannot have reached")
-    return LoopRecord(state["run"], dict(state["taken"]), dataset, earlier, dict(secret), dict(order), clip_norm)
+    moments = state.get("moments", {})
+    if not isinstance(moments, Mapping):
+        _refuse("with a mean and scale that are no table")
+    others = dict(secret), dict(order), dict(moments), clip_norm
+    return LoopRecord(state["run"], dict(state["taken"]), dataset, earlier, *others)
 
 
 def _check_tables(taken: Any, secret: Any, order: Any) -> None:
