@@ -97,7 +97,7 @@ def fit_head(
     mean and a scale of the features, which are part of epsilon; public ones (`normalise=` of an extractor) are free.
     `public` is what the certificate declares beside what the features say of themselves (`Extractor.declared`). `step`
     is the step size per unit of clip norm. The default numbers of steps and step sizes follow power laws in epsilon
-    that were read off MNIST and CIFAR-10 with their test accuracy in sight: on those two data sets they are not neutral.
+    that were found on MNIST and CIFAR-10 with test accuracy in sight: for these two data sets they are not neutral.
     """
     x, y = features.detach(), torch.as_tensor(np.asarray(labels)).long()
     if x.dim() != 2 or y.shape != (len(x),) or not len(x):
