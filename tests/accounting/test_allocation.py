@@ -1,4 +1,4 @@
-"""Random allocation: its price is an upper bound in both orders, tight to four digits, and an unsound grid is caught."""
+"""Random allocation: an upper bound in both orders, tight to four digits; an unsound grid is caught."""
 
 from __future__ import annotations
 
@@ -81,55 +81,70 @@ def test_two_bins_are_above_the_closed_integral_and_close_to_it(s: float, added:
         assert true * (1 - 1e-9) <= found <= true * 1.001 + 1e-11
 
 
-def sampled_delta(
-    bins: int, s: float, passes: int, epsilon: float, shift: float, *, added: bool
-) -> tuple[float, float]:
-    """delta by importance sampling with a fixed seed, and its standard error; the tilted terms are all (added) or the
-    unit's own.
+def sampled_delta(bins: int, s: float, epsilon: float, shift: float, *, added: bool) -> tuple[float, float]:
+    """delta of one pass by importance sampling with a fixed seed, and its standard error.
+
+    Added: all terms are tilted. Removed: under P the unit is in the first bin; that term, or a random other one, is
+    tilted up, and the density of the mixture divides.
     """
-    rng, mu, count = np.random.default_rng(5), 1 / s, 2_000_000 // (bins * passes)
-    weights = losses = np.zeros(count)
-    for _ in range(passes):
-        z = rng.standard_normal((count, bins))
-        if added:
-            z -= shift
-            weights = weights + shift * z.sum(1) + bins * shift**2 / 2
-        else:  # under P, the unit is in the first bin: the order of bins does not matter
-            z[:, 0] += mu + shift
-            weights = weights - shift * (z[:, 0] - mu) + shift**2 / 2
-        ratio = np.log(np.exp(mu * z - mu * mu / 2).mean(1))
-        losses = losses + (-ratio if added else ratio)
-    each = np.exp(weights) * np.maximum(-np.expm1(epsilon - losses), 0.0)
+    rng, mu, count = np.random.default_rng(5), 1 / s, 2_000_000 // bins
+    z = rng.standard_normal((count, bins))
+    if added:
+        z -= shift
+        weights = np.exp(shift * z.sum(1) + bins * shift**2 / 2)
+    else:
+        other, own = rng.integers(1, bins, count), rng.random(count) < 0.5
+        z[:, 0] += mu + np.where(own, shift, 0.0)
+        far = mu + shift
+        z[np.arange(count), other] += np.where(own, 0.0, far)
+        first = np.exp(shift * (z[:, 0] - mu) - shift**2 / 2)
+        weights = 1 / (first / 2 + np.exp(far * z[:, 1:] - far**2 / 2).mean(1) / 2)
+    ratio = np.log(np.exp(mu * z - mu * mu / 2).mean(1))
+    each = weights * np.maximum(-np.expm1(epsilon - (-ratio if added else ratio)), 0.0)
     return float(each.mean()), float(each.std()) / math.sqrt(count)
 
 
 SAMPLED = [
-    (10, 1.0, 1, 1e-5, 2.6, False),
-    (10, 1.0, 1, 1e-5, 1.1, True),
-    (10, 0.5, 1, 1e-5, 2.9, False),
-    (10, 2.0, 10, 1e-6, 1.0, False),
-    (30, 1.0, 5, 1e-5, 1.3, False),
-    (100, 1.0, 1, 1e-6, 3.6, False),
-    (100, 1.0, 10, 1e-5, 0.8, False),
+    (10, 1.0, 1e-5, 2.6, False),
+    (10, 1.0, 1e-5, 1.1, True),
+    (10, 0.5, 1e-5, 2.9, False),
+    (100, 0.5, 1e-5, 3.0, False),
+    (100, 1.0, 1e-6, 3.6, False),
 ]
 
 
-@pytest.mark.parametrize(("bins", "s", "passes", "delta", "shift", "added"), SAMPLED)
+@pytest.mark.parametrize(("bins", "s", "delta", "shift", "added"), SAMPLED)
 def test_importance_sampling_finds_the_delta_that_was_paid_for(
-    bins: int, s: float, passes: int, delta: float, shift: float, added: bool
+    bins: int, s: float, delta: float, shift: float, added: bool
 ) -> None:
-    epsilon = epsilons(bins, s, passes, delta)[int(added)]
-    found, error = sampled_delta(bins, s, passes, epsilon, shift, added=added)
-    assert error < 0.1 * found
+    epsilon = epsilons(bins, s, 1, delta)[int(added)]
+    found, error = sampled_delta(bins, s, epsilon, shift, added=added)
+    assert error < 0.03 * found
     assert found - 4 * error <= delta
     assert found + 4 * error >= 0.97 * delta
+
+
+@pytest.mark.parametrize(("bins", "s", "passes"), [(10, 1.0, 3), (30, 1.0, 5), (50, 2.0, 4)])
+@pytest.mark.parametrize("added", [False, True])
+def test_passes_compose_to_the_delta_that_sampling_finds(bins: int, s: float, passes: int, added: bool) -> None:
+    rng, mu, count, delta = np.random.default_rng(6), 1 / s, 100_000, 0.02
+    losses = np.zeros(count)
+    for _ in range(passes):
+        z = rng.standard_normal((count, bins))
+        if not added:
+            z[:, 0] += mu
+        losses += (-1 if added else 1) * np.log(np.exp(mu * z - mu * mu / 2).mean(1))
+    each = np.maximum(-np.expm1(epsilons(bins, s, passes, delta)[int(added)] - losses), 0.0)
+    error = float(each.std()) / math.sqrt(count)
+    assert each.mean() - 4 * error <= delta <= each.mean() + 4 * error + 0.01 * delta
+    assert error < 0.02 * delta
 
 
 def test_a_grid_that_rounds_to_the_nearest_point_falls_below_the_truth_and_ours_never_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def least_ratio() -> float:
-        total = allocation.sum_of_terms.__wrapped__(2, 1.0, 40)
+        total = allocation.sum_of_terms.__wrapped__(2, 1.0, 20)
         logs, epsilons = total.logs - math.log(2), np.linspace(0.05, 3, 60)
         deltas = [float(total.masses @ np.maximum(np.exp(logs) - math.exp(e), 0.0)) for e in epsilons]
         true = [delta_of_two_bins(1.0, float(e), added=False) for e in epsilons]
@@ -138,11 +153,12 @@ def test_a_grid_that_rounds_to_the_nearest_point_falls_below_the_truth_and_ours_
     assert least_ratio() >= 1.0
     sound = allocation.upper_share
     monkeypatch.setattr(allocation, "upper_share", lambda excess, step: np.rint(sound(excess, step)))
-    assert least_ratio() < 0.99
+    assert least_ratio() < 0.7
+    assert abs(allocation.sum_of_terms.__wrapped__(2, 1.0, 200).mean - 2) > 1e-4  # and it shows on a finer grid
 
 
 @pytest.mark.parametrize("mu", [1e-4, 0.1, 1.0, 5.0, 20.0])
-@pytest.mark.parametrize("bins", [2, 3, 7, 64, 1000])
+@pytest.mark.parametrize("bins", [2, 3, 7, 100])
 def test_every_step_preserves_the_mean_and_the_probability(bins: int, mu: float) -> None:
     total = allocation.sum_of_terms.__wrapped__(bins, mu, 300)
     assert total.mean == pytest.approx(bins, rel=1e-7)

@@ -52,6 +52,10 @@ class Sum:
     infinite: float
 
     @property
+    def top(self) -> int:
+        return self.low + len(self.masses) - 1
+
+    @property
     def logs(self) -> Array:
         return np.asarray((self.low + np.arange(len(self.masses), dtype=np.float64)) * self.step)
 
@@ -91,39 +95,62 @@ def one_term(mu: float, points: int) -> Sum:
 
 def added(one: Sum, other: Sum) -> Sum:
     """Return the sum of two independent sums on one grid, each value split onto its two neighbours."""
-    low, step = min(one.low, other.low), one.step
-    size = max(one.low + len(one.masses), other.low + len(other.masses)) - low
-    a, b = (np.zeros(size) for _ in range(2))
-    for place, each in ((a, one), (b, other)):
-        place[each.low - low : each.low - low + len(each.masses)] = each.masses
-    # distances k at which w_i (1 + exp(-k step)) is a whole point above w_i; beyond, the sum stays next to w_i
-    near = min(size, max(1, math.ceil(-math.log(math.expm1(step)) / step) + 1))
-    ratios = np.log1p(np.exp(-np.arange(near) * step))
+    step = one.step
+    base = math.floor(np.logaddexp(one.low * step, other.low * step) / step) - 1  # no sum of two terms is lower
+    found = np.zeros(math.ceil(np.logaddexp(one.top * step, other.top * step) / step) + 3 - base)
+    orders = ((one, other, 0, 2.0),) if one is other else ((one, other, 0, 1.0), (other, one, 1, 1.0))
+    for larger, smaller, least, weight in orders:
+        _add_near(found, base, larger, smaller, least, weight)
+        _add_far(found, base, larger, smaller, weight)
+    # one sum is 0: the other stays where it is or, if that is below the grid, is split onto 0 and the lowest point
+    zero = one.zero * other.zero
+    for chance, held in ((one.zero, other), (other.zero, one)):
+        below = min(max(base - held.low, 0), len(held.masses))
+        start = held.low + below - base
+        found[start : start + len(held.masses) - below] += chance * held.masses[below:]
+        lowest = chance * float(held.masses[:below] @ np.exp(held.logs[:below] - base * step))
+        found[0] += lowest
+        zero += max(chance * float(held.masses[:below].sum()) - lowest, 0.0)
+    return trimmed(Sum(step, base, found, zero, one.infinite + other.infinite + _LOST))
+
+
+def _nearest_far(step: float) -> int:
+    """Return the distance k from which on w_i + w_(i-k) lies between w_i and its upper neighbour."""
+    return max(1, math.ceil(-math.log(math.expm1(step)) / step) + 1)
+
+
+def _add_near(found: Array, base: int, larger: Sum, smaller: Sum, least: int, weight: float) -> None:
+    """Add the sums w_i + w_(i-k) of near terms, k >= `least`; `weight` counts both orders of two different terms."""
+    step = larger.step
+    first = max(least, larger.low - smaller.top)
+    last = min(_nearest_far(step) - 1, larger.top - smaller.low)
+    ratios = np.log1p(np.exp(-np.arange(first, last + 1) * step))
     points = np.floor(ratios / step * (1 + 4 * _ULP)).astype(np.int64)
     shares = upper_share(np.expm1(ratios - points * step), step)
-    base = int(points[-1]) if near == size else 0  # no sum of two terms is lower
-    found = np.zeros(size + int(points[0]) - base + 2)
-    for k, m, u in zip(range(near), (points - base).tolist(), shares.tolist(), strict=True):
-        both = a[k:] * b[: size - k]
-        if k:
-            both += b[k:] * a[: size - k]
-        found[k + m : size + m] += (1 - u) * both
-        found[k + m + 1 : size + m + 1] += u * both
-    if near < size:
-        for x, y in ((a, b), (b, a)):
-            behind = np.concatenate([np.zeros(near), y[: size - near]])
-            whole = np.cumsum(behind)
-            above = lfilter([1.0], [1.0, -math.exp(-step)], behind) * (math.exp(-near * step) / math.expm1(step))
-            above = np.minimum(above, whole)
-            found[:size] += x * (whole - above)
-            found[1 : size + 1] += x * above
-    # one sum is 0: the other stays where it is or, if that is below the grid, is split onto 0 and the lowest point
-    alone = one.zero * b + other.zero * a
-    found[: max(size - base, 0)] += alone[base:]
-    lowest = float(alone[:base] @ np.exp((np.arange(min(base, size)) - base) * step))
-    found[0] += lowest
-    zero = one.zero * other.zero + max(float(alone[:base].sum()) - lowest, 0.0)
-    return trimmed(Sum(step, low + base, found, zero, one.infinite + other.infinite + _LOST))
+    for k, m, u in zip(range(first, last + 1), points.tolist(), shares.tolist(), strict=True):
+        start, stop = max(larger.low, smaller.low + k), min(larger.top, smaller.top + k) + 1
+        both = larger.masses[start - larger.low : stop - larger.low] * smaller.masses[
+            start - k - smaller.low : stop - k - smaller.low
+        ]
+        times, at = weight if k else 1.0, start + m - base
+        found[at : at + len(both)] += ((1 - u) * times) * both
+        found[at + 1 : at + 1 + len(both)] += (u * times) * both
+
+
+def _add_far(found: Array, base: int, larger: Sum, smaller: Sum, weight: float) -> None:
+    """Add the sums of terms so far apart that they stay next to the larger one: all smaller terms at once."""
+    step, near = larger.step, _nearest_far(larger.step)
+    start = max(larger.low, smaller.low + near)
+    if start > larger.top:
+        return
+    places = np.arange(start, larger.top + 1) - near - smaller.low
+    ends = np.minimum(places, len(smaller.masses) - 1)
+    whole = np.cumsum(smaller.masses)[ends]
+    scaled = lfilter([1.0], [1.0, -math.exp(-step)], smaller.masses)[ends]  # sum over j of mass_j exp(-(end - j) step)
+    above = np.minimum(scaled * np.exp(-(near + places - ends) * step) / math.expm1(step), whole)
+    own, at = weight * larger.masses[start - larger.low :], start - base
+    found[at : at + len(own)] += own * (whole - above)
+    found[at + 1 : at + 1 + len(own)] += own * above
 
 
 def trimmed(one: Sum) -> Sum:
