@@ -245,3 +245,12 @@ def test_another_library_brackets_the_bound(
     bins: int, s: float, passes: int, delta: float, low: float, high: float
 ) -> None:
     assert low <= epsilons(bins, s, passes, delta)[0] <= high
+
+
+def test_the_installed_other_library_still_brackets_it() -> None:
+    other = pytest.importorskip(
+        "PLD_accounting", reason="pld_accounting 2.0 is not installed: its kept brackets stand above"
+    )
+    for bins, s, passes, delta, _, _ in BRACKETS[:2]:
+        high, low = other.gaussian_allocation_epsilon_range(delta=delta, sigma=s, num_steps=bins, num_epochs=passes)
+        assert low <= epsilons(bins, s, passes, delta)[0] <= high
