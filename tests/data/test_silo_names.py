@@ -80,7 +80,7 @@ def test_the_data_are_cut_in_the_order_of_the_names(tmp_path: Path) -> None:
     [
         ({"privacy": SAME.replace("NY", "NYC")}, "silo 'NYC' in privacy.silos"),
         ({"privacy": "silos.NY = { epsilon = 1 }"}, "no silo 'Bern' in privacy.silos"),
-        ({"privacy": "silos = [{ epsilon = 1 }, { epsilon = 2 }, { epsilon = 4 }]", "sizes": LIST}, "whose order"),
+        ({"privacy": "silos = [{ epsilon = 1 }, { epsilon = 2 }, { epsilon = 4 }]", "sizes": LIST}, "their order"),
         ({"privacy": "", "sizes": LIST, "recipe": "epsilons = [4, 2, 1]"}, "values by the silos' names"),
         ({"privacy": "", "sizes": LIST, "recipe": "epsilons = [4]"}, "values by the silos' names"),
         ({"task": 'silos = ["NY", "LA"]'}, "silo 'Bern' in recipe.sizes"),
@@ -166,6 +166,6 @@ def test_a_size_that_is_not_the_datas_is_told_by_the_silos_name(tmp_path: Path) 
     said = sordino(
         "run", written(tmp_path, sizes=SIZES.replace("LA = 20", "LA = 21")), "--out", tmp_path / "a"
     ).sentence
-    assert "silo 'LA' with 20 records where the plan declares 21" in said
+    assert "silo 'LA' with 20 records, while the plan declares 21" in said
     assert "set sizes = { Bern = 50, LA = 20, NY = 30 } in [recipe]" in said
     assert not (tmp_path / "a").exists()

@@ -90,7 +90,9 @@ def test_a_silo_that_reads_its_rows_differently_is_refused_by_name(own: dict[str
 def test_a_server_that_knows_no_columns_compares_the_silos_with_each_other(tmp_path: Path) -> None:
     wires = silos(tmp_path, OTHERS["swapped categories"], federation(OTHERS["swapped categories"]))
     bare = parse({**federation_table(), "task": {"dataset": "npz", "options": {"path": "rows.npz"}}})
-    with pytest.raises(EngineError, match=r"an encoding of records that is not that of most silos .*client 1 has"):
+    with pytest.raises(
+        EngineError, match=r"an encoding of records that differs from that of most silos .*client 1 has"
+    ):
         execute(bare, tmp_path / "run", engine=Remote(wires, quorum=2), task=server_task(bare))
 
 

@@ -1,4 +1,4 @@
-"""Commands on finished runs: `sordino certify`, `explain`, `model-card`, `compare`, `report`, `audit`, and `papers`."""
+"""Commands on finished runs: certify, explain, predict, model-card, compare, report, audit; and `sordino papers`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def certify(
         from sordino.report.cards import registry_entry, to_yaml
 
         if not re.fullmatch(r"[a-z0-9_]+\.yaml", registry.name):
-            needed = "small letters, digits and _, then .yaml, as the registry requires"
+            needed = "lower-case letters, digits and _, then .yaml, as the registry requires"
             raise ConfigError(f"--registry {registry.name}", needed)
         durable_files.write(registry, to_yaml(registry_entry(certificate, known)).encode())
         text += f"\nregistry entry: {registry}{_fields_to_write(known)}"
@@ -113,6 +113,60 @@ def certified_with_plan(target: Path) -> tuple[dict[str, Any], Plan, Facts]:
     folder = RunFolder.open(target)
     made, held = folder.certify(), folder.contents()
     return made, held.config.plan, folder.facts(held)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="The folder of a run on a table, or the model that a silo received.")],
+    rows: Annotated[Path, typer.Argument(help="A .csv or .parquet of raw rows; the target may be missing.")],
+    out: Annotated[Path, typer.Option(help="The scores, a .csv; an existing file is replaced.")],
+    keep: Annotated[list[str] | None, typer.Option(help="A column to copy into the scores; may be repeated.")] = None,
+    delimiter: Annotated[str | None, typer.Option(help="Between the columns of the rows' file.")] = None,
+    decimal: Annotated[str | None, typer.Option(help="Of its numbers: . or ,")] = None,
+    encoding: Annotated[str | None, typer.Option(help="Of its text: utf-8, latin-1, ...")] = None,
+    dates: Annotated[str | None, typer.Option(help="How it writes dates: %d.%m.%Y")] = None,
+    na: Annotated[list[str] | None, typer.Option(help="A word of a missing value; may be repeated.")] = None,
+    own: Own = None, as_json: JsonFlag = False,
+) -> None:  # fmt: skip
+    """Score raw rows with a certified model: prediction and probabilities for every row, in the order of the file."""
+    load_own_parts(own)
+    from dataclasses import replace
+
+    from sordino.runs import bundle
+
+    given = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "dates": dates}
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    changes |= {} if na is None else {"na": tuple(na)}
+    written = replace(bundle.Bundle.read(model).csv, **changes)
+    count = bundle.predict(model, rows, out, written, tuple(keep or ()))
+    output(as_json, {"rows": count, "scores": str(out)}, f"{count} rows scored: {out}")
+
+
+@app.command("dpia")
+def dpia_page(
+    target: Certified,
+    out: Annotated[Path, typer.Option(help="The page, Markdown.")],
+    policy: Annotated[list[Path] | None, typer.Option(help="A silo's policy.toml; may be repeated.")] = None,
+    own: Own = None, as_json: JsonFlag = False,
+) -> None:  # fmt: skip
+    """Draft a data protection impact assessment: what the run knows, and marked blanks for what only people know."""
+    load_own_parts(own)
+    from sordino import codec
+    from sordino.certificate import explain as explaining
+    from sordino.codec import durable_files
+    from sordino.ledger import policy as policies
+    from sordino.report import cards
+    from sordino.runs.folder import RunFolder
+
+    certificate, plan, facts = certified_with_plan(target)
+    words = explaining.explain(certificate, explaining.ceilings(plan, facts))
+    encoding = None if target.is_file() else RunFolder.open(target).config().task.encoding
+    found = [policies.load(file) for file in policy or []]
+    known = {one.dataset: codec.dump(one) for one in found}
+    text = cards.dpia(certificate, words, [] if encoding is None else list(encoding.names), known)
+    durable_files.write(out, text.encode())
+    blanks = text.count("to be written")
+    output(as_json, {"page": str(out), "blanks": blanks}, f"draft: {out}; {blanks} blanks to be written")
 
 
 @app.command("model-card")
@@ -196,7 +250,7 @@ def audit(
     canaries: Annotated[bool, typer.Option("--canaries", help="Train once with planted canaries.")] = False,
     values: Changes = None, seed: Seed = None, own: Own = None, as_json: JsonFlag = False,
 ) -> None:  # fmt: skip
-    """Attack a run or a plan: lower bounds on epsilon beside the certified upper bound; exit 1 if one exceeds it."""
+    """Attack a run or a plan, and print lower bounds on epsilon with the certified bound; exit 1 if one exceeds it."""
     load_own_parts(own)
     import torch
 

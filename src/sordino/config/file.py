@@ -43,7 +43,7 @@ EXAMPLE = "see 'sordino recipes show dp_fed_ls'"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Configuration of a run: the whole file."""
+    """Configuration of a run, as its TOML file states it."""
 
     task: TaskSpec = field(default_factory=TaskSpec)
     plan: Plan
@@ -58,7 +58,11 @@ class Config:
             fix = f"add {lacks} = ..."
             raise ConfigError(f"{found} without {lacks} in [privacy]", "ledger and dataset together", fix)
         if privacy.selected is not None and privacy.limited:
-            raise ConfigError("both `selected` and a budget in [privacy]", "private trials that no budget ends early")
+            raise ConfigError(
+                "both `selected` and a budget in [privacy]",
+                "private trials that no budget ends early",
+                "drop the budget",
+            )
         for name, number in (("seed", run.seed), ("draw_seed", run.draw_seed or 0)):
             if not -(2**63) <= number < 2**63:
                 raise ConfigError(f"{name} = {number}", "a whole number of at most 64 bits")
@@ -74,7 +78,7 @@ class Config:
         released = self.plan.prepare
         asked = self.task.preparations if self.task.options else ()
         if asked != released and not isinstance(self.task.model, InMemoryModel):  # `parse` takes them from the columns
-            found = f"columns that ask for {len(asked)} histograms, and a plan that releases other {len(released)}"
+            found = f"columns that need {len(asked)} histograms, and a plan that releases {len(released)} others"
             fix = "drop plan.prepare: it is taken from [task.options.columns]"
             raise ConfigError(found, "a plan that releases the histograms of the columns", fix)
         if run.train_metrics:
@@ -84,16 +88,16 @@ class Config:
         """Refuse names of silos that are not the plan's clients, and lists of values without a stated order."""
         names, population, federation = self.task.silos, self.plan.clients.population, self.federation
         if names and len(names) != population:
-            raise ConfigError(f"{len(names)} names of silos in a plan for {population}", "a name for every silo")
+            raise ConfigError(f"{len(names)} names of silos in a plan for {population} silos", "a name for every silo")
         if not names and self.task.named:
             local, own = self.plan.local, self.privacy.silos or self.privacy.deltas
             lists = (getattr(local.reads, "sizes", ()), self.plan.release.noise_multipliers, local.noise_multipliers)
             if own or any(len(set(values)) > 1 for values in lists):
-                found = "a list with a value for every silo, whose order is not that of anything in this file"
+                found = "a list with a value for every silo, while nothing in this file states their order"
                 fix = "write silos.NAME = { epsilon = ... }, sizes = { NAME = ... }, or name the order: "
                 raise ConfigError(found, "values by the silos' names", fix + "[task] silos = [...]")
         if federation is not None and len(federation.silos) != population:
-            found = f"{len(federation.silos)} silos in [federation] and a plan for {population}"
+            found = f"{len(federation.silos)} silos in [federation] and a plan for {population} clients"
             raise ConfigError(found, "one silo per client")
         if federation is not None and names and federation.silos != names:
             found = f"[federation] silos = {list(federation.silos)} and values for {list(names)}"
@@ -101,7 +105,7 @@ class Config:
 
     @property
     def delta(self) -> float:
-        """Delta that the certificate will state."""
+        """Delta of the run's certificate."""
         return default_delta(self.plan.units) if self.privacy.delta is None else self.privacy.delta
 
     @property
@@ -135,12 +139,16 @@ class Config:
     @property
     def facts(self) -> dict[str, Any]:
         """Entries of a certificate that come from this file, beside the plan, delta and noise."""
-        known = {"deltas": self.deltas, "names": self.task.silos, "filtered": self.privacy.limited}
+        known: dict[str, Any] = {"deltas": self.deltas, "names": self.task.silos, "filtered": self.privacy.limited}
+        person = self.task.person if "person" in self.task.options else None
+        known |= {} if person is None else {"person": person.rows}
         given = {"given": self.task.model.certificate_entry} if isinstance(self.task.model, InMemoryModel) else {}
         return {**known, **given, "foreign": self.foreign, "selection": self.privacy.selected}
 
     def check_alone(self) -> None:
-        """Refuse the best of many private trials: running its file again is another release, which is not accounted."""
+        """Refuse a file of `sordino tune --private`: running it again would be another release, which is not
+        accounted.
+        """
         if self.privacy.selected is not None:
             found = "a file that holds the best of many private trials"
             raise ConfigError(found, "a file of one run", "drop [privacy.selected]: another run is another release")
@@ -157,7 +165,7 @@ class Config:
         return tuple(sorted({*codec.foreign(self), *datasets.foreign(self.task.dataset)}))
 
     def check_task(self) -> tuple[str, ...]:
-        """Refuse, before any data is read, what a run of this file would refuse; return notes for the data's owner."""
+        """Refuse an invalid task before any data is read; return notes for the data's owner."""
         if isinstance(self.task.model, InMemoryModel):
             return ()
         notes = self.look()
@@ -169,7 +177,9 @@ class Config:
         return notes
 
     def look(self) -> tuple[str, ...]:
-        """Return notes for the data's owner, before a row is read; of own tables names and headers are read."""
+        """Return notes for the data's owner without reading rows; of the user's tables only names and headers are
+        read.
+        """
         task = self.task
         seen = datasets.preview(task.dataset, task.options)
         natural = task.partition is None or (isinstance(task.partition, Natural) and task.partition.clients is None)
@@ -181,7 +191,9 @@ class Config:
         return seen.notes
 
     def own_code(self) -> OwnCode | None:
-        """Return the proof that units stay separate in model and loss; None where it needs the shape of a record."""
+        """Return the result of the independence check of model and loss; None if it needs the unknown shape of a
+        record.
+        """
         made = self.trial_task()
         if made is not None:
             return made.program.of(self.plan.unit)
@@ -260,7 +272,9 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def overridden(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table with changed values; keys of a plan that a recipe builds are changed in the built plan."""
+    """Return the configuration table with changed values; keys [plan] of a recipe are changed in the plan that it
+    builds.
+    """
     known = ["recipe", *(part.name for part in fields(Config))]
     later = [key for key in changes if key.startswith("plan.") and "recipe" in table]
     data = dict(table)
@@ -298,7 +312,7 @@ def resolve_silo_names(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse(table: Mapping[str, Any]) -> Config:
-    """Build the configuration that a table describes; `[recipe]` stands for the plan it builds."""
+    """Build the configuration from a table; a `[recipe]` is replaced by the plan that it builds."""
     codec.check_plain(table)
     codec.load_plugins()
     data = resolve_silo_names(table)

@@ -36,8 +36,8 @@ class TaskSpec:
     """Section [task]: data, partition and model. Without a partition: the data's natural clients, else iid.
 
     `init` is a safetensors file with the model's first weights. The author of this file declares them public:
-    what they were trained on is not protected by the run, and the certificate says so, with the file's hash.
-    `own_code = "trusted"` vouches for a model or a loss of one's own that no graph can be captured of.
+    the data they were trained on is not protected by the run, and the certificate says so, with the file's hash.
+    `own_code = "trusted"`: the user vouches for own model or loss code of which no graph can be captured.
     """
 
     dataset: str = "digits"
@@ -125,9 +125,15 @@ class TaskSpec:
     def _groups(self, data: Dataset, cut: Partitioner) -> Ints:
         """Return the natural client of every record, counted in the order of `silos`."""
         if data.groups is None:
-            raise ConfigError("names of silos, and data without natural silos", "values in a list, without names")
+            raise ConfigError(
+                "names of silos for data without natural silos", "values in a list, without names", "drop the names"
+            )
         if not isinstance(cut, Natural) or cut.clients is not None or not data.names:
-            raise ConfigError("names of silos, and a partition that has none", "all natural silos, or no names")
+            raise ConfigError(
+                "names of silos with a partition that has none",
+                "a partition by natural silos, or no names",
+                "drop the partition or the names",
+            )
         check_names(list(self.silos), list(data.names), "[task] silos", "the data")
         place = np.array([self.silos.index(name) for name in data.names])
         return np.asarray(place[np.unique(data.groups, return_inverse=True)[1]], dtype=np.int64)
@@ -166,11 +172,11 @@ class SiloBudget:
 class PrivacySpec:
     """Section [privacy]: delta (default min(population^-1.1, 1e-3)), source of the noise, budgets of clients and silos.
 
-    `client_epsilon` stops the run before a round in which somebody would spend more, to one who sees the cohort.
-    `silos` gives every silo its own budget and delta, by name, or in order where silos have no names; a round that
-    would cost one more is not run. `ledger` is a file that all runs on the same data are charged to, before the first
-    round; `dataset` is the name that the data have in it. `selected` is what `sordino tune --private` writes: the run
-    is the best of many, and is accounted so.
+    `client_epsilon` stops the run before a round in which some client would exceed it, against an adversary who sees
+    the cohort. `silos` gives every silo its own budget and delta, by name, or in order if silos have no names; a round
+    that would exceed one of them is not run. `ledger` is a file to which all runs on the same data are charged before
+    their first round; `dataset` is the name of the data in it. `selected` is written by `sordino tune --private`: the
+    run is the best of many trials, and is accounted as such.
     """
 
     delta: float | None = None
@@ -213,6 +219,8 @@ class FederationSpec:
     seconds long. The server has no records: `inputs` and `classes` say what the model reads and tells apart (0: a
     number; default: 2), unless [task.options] declares the columns of a table. `test` names a file of public rows, if
     there is one: an .npz with x and y, or a table. `simulated`: all silos' rows are those of [task], on this machine.
+    `keys` pins every silo's public node key (an OpenSSH line, ECDSA): answers, and members of a secure sum, signed by
+    another key are refused.
     """
 
     silos: tuple[str, ...]
@@ -224,6 +232,7 @@ class FederationSpec:
     timeout: float = 60.0
     tries: int = 3
     port: int = 8000
+    keys: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         wrong = next((name for name in self.silos if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name)), None)
@@ -237,6 +246,12 @@ class FederationSpec:
         if self.quorum is not None and not 1 <= self.quorum <= len(self.silos):
             found = f"[federation] quorum = {self.quorum} of {len(self.silos)} silos"
             raise ConfigError(found, "a quorum from 1 to the number of silos")
+        for name, key in self.keys.items():
+            if name not in self.silos or not re.fullmatch(r"ecdsa-sha2-nistp(256|384|521) [A-Za-z0-9+/]+=*", str(key)):
+                found = f"[federation] keys.{name} = {str(key)[:40]!r}"
+                raise ConfigError(found, "a silo's name, and its node.pub in one line without a comment")
+        if len(set(self.keys.values())) != len(self.keys):
+            raise ConfigError("[federation] keys with one key for two silos", "a key of its own for every silo")
 
 
 LEAST = 2  # rows of a part

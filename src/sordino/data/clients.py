@@ -6,9 +6,9 @@ a record become rows of one tensor, x [n, fields, T] of integers, padded on the 
 (pixel_values) is x itself, and `labels` are y. `NamedFieldsModel` passes them to the model by name.
 
     field          is padded with
-    input_ids      pad, the tokenizer's id; any number will do, for the attention_mask hides it
-    labels         -100, which costs nothing
-    any other      0; where a record is padded and there is no attention_mask, one is made
+    input_ids      pad, the tokenizer's id; its value has no effect, since the attention_mask hides it
+    labels         -100, which the loss ignores
+    any other      0; if a record is padded and has no attention_mask, one is made
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class Clients:
         parts = [records_of(entry, f"client {i}") for i, entry in enumerate(clients)]
         full = [part for part in parts if len(part)]
         if not full:
-            raise DataError(f"{len(parts)} clients without a record", "at least one record")
+            raise DataError(
+                f"{len(parts)} clients without any record", "at least one record in all", "check the list of clients"
+            )
         table = Records(torch.cat([part.x for part in full]), torch.cat([part.y for part in full]))
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         return cls(table, np.arange(offsets[-1], dtype=np.int64), offsets)
@@ -160,7 +162,7 @@ Columns = dict[str, list[Tensor]]  # by field, one tensor per record
 class NamedFieldsModel(nn.Module):
     """Wraps a model that takes named inputs as a function of one tensor that returns the logits.
 
-    A causal model's logits of the last token have no label and are left out; y begins with the second token.
+    Of a causal model the last token's logits are dropped, since they have no label; y begins with the second token.
     `public` is the publishable part of a record's shape: for sequences the length that the caller gave, since the
     longest length depends on private records; None: the shape of every record is public.
     """
@@ -248,7 +250,7 @@ def _pack(table: Columns, name: str, fields: tuple[str, ...], causal: bool, pad:
     x = [columns[field] for field in fields]
     if any(part.shape != x[0].shape or part.dtype != x[0].dtype or part.dim() != 2 for part in x) and len(x) > 1:
         found = ", ".join(f"{field} {list(part.shape[1:])}" for field, part in zip(fields, x, strict=True))
-        needed = "numbers of one type and one shape [records, length] in every field, or one field alone"
+        needed = "fields of numbers with one type and one shape [records, length], or a single field"
         raise DataError(
             f"{name} with the fields {found}", needed, "keep one field, or wrap the model so that it takes one tensor"
         )
@@ -303,12 +305,12 @@ def _field_names(tables: Sequence[tuple[Columns, str]]) -> tuple[str, ...]:
             needed = f"those of {first_name}: {', '.join(first)}"
             raise DataError(f"{name} with the fields {', '.join(table)}", needed)
     if not first.keys() - {LABELS}:
-        raise DataError(f"{first_name} with labels alone", "input fields of the model beside the labels")
+        raise DataError(f"{first_name} with labels and no inputs", "input fields of the model beside the labels")
     return tuple(field for field in first if field != LABELS)
 
 
 def _stacked(column: Sequence[Tensor], fill: int, length: int, where: str) -> Tensor:
-    """Return [n, length] for sequences, padded; [n, ...] for anything else."""
+    """Return a column as one tensor: [n, length] for sequences, padded with `fill`; [n, ...] for other fields."""
     if not column:
         return torch.empty(0, length, dtype=torch.int64)
     if column[0].dim() == 1 and length:

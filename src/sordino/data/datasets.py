@@ -61,7 +61,7 @@ def _from_arrays(arrays: dict[str, Array], classes: int | None) -> Dataset:
         if key not in arrays or not arrays[key].ndim:
             raise DataError(f"no array {key}", "arrays x and y", f"save it with numpy.savez(path, {key}=...)")
     if ("test_x" in arrays) != ("test_y" in arrays):
-        raise DataError("only one of test_x and test_y", "both arrays, or none of the two")
+        raise DataError("only one of test_x and test_y", "both arrays, or neither")
     y, held = arrays["y"], arrays.get("classes")
     if classes is None and held is not None:
         if held.size != 1 or held.dtype.kind not in "iu":
@@ -89,7 +89,7 @@ _TYPES = (np.dtype(np.float32), np.dtype(np.int64))
 def memmap(*, path: str | Path, classes: int | None = None) -> Dataset:
     """Return a folder's arrays, mapped into memory and not read yet; `classes` for labels, none for targets.
 
-    What is not read cannot be checked: a record that is not finite makes its client's update count as zero.
+    Records that are not read are not checked: one with NaN or infinity makes its client's update count as zero.
     """
     try:
         folder = Path(path).expanduser()
@@ -125,7 +125,7 @@ def _check_memmap(x: Array, y: Array, offsets: Array, classes: int | None, folde
     whole = offsets.dtype == np.int64 and offsets.ndim == 1 and len(offsets) > 1
     rising = whole and offsets[0] == 0 and offsets[-1] == len(x) and bool((np.diff(offsets) >= 0).all())
     if not rising or len(y) != len(x):
-        found = f"clients.npy that does not cut the {len(x)} rows of x and {len(y)} of y in {folder}"
+        found = f"clients.npy that does not partition the {len(x)} rows of x and {len(y)} of y in {folder}"
         raise DataError(found, "int64 row numbers that rise from 0 to the number of rows")
 
 
@@ -222,7 +222,7 @@ def foreign(name: str) -> tuple[Foreign, ...]:
 
 
 def record_of(name: str) -> tuple[tuple[int, ...], int] | None:
-    """Return shape and number of classes (0: a number) of a record, where they are known without reading anything."""
+    """Return the shape of a record and its number of classes (0: real target); None if unknown without reading data."""
     entry = _SETS.get(_ALIASES.get(name, name))
     return None if entry is None or entry.shape is None else (entry.shape, entry.classes)
 
@@ -233,7 +233,7 @@ def names() -> list[str]:
 
 
 def descriptions() -> dict[str, str]:
-    """Return one line for each name."""
+    """Return a one-line description of each data set, by name."""
     return {name: entry.description for name, entry in _SETS.items()}
 
 
@@ -245,7 +245,8 @@ def load(
 
     `train` and `test` keep the first records of each part (sets with groups may be ordered by group). With `validation`
     the test part is the training records after the first `train`: `load("mnist", train=50000, validation=True)` is
-    tested on the last 10,000 training images. Of own data nothing is public unasked: there `test` may name a file.
+    tested on the last 10,000 training images. Rows of the user's own data are private; there `test` may name a public
+    file.
     """
     if isinstance(test, str | Path):
         options, test = {**options, "test": test}, None
@@ -273,7 +274,9 @@ def _known(name: str, options: Mapping[str, Any], validation: bool) -> tuple[str
             raise ConfigError(f"data set {name} without {option}", f"a value for the option {option}")
     if validation and name in OWN:
         fix = "name a file, test = ..., or say public_test_fraction = 0.2"
-        raise ConfigError(f"validation = true of {name}, whose rows are private", "rows that may be public", fix)
+        raise ConfigError(
+            f"validation = true of {name}, whose rows are private", "test rows that are declared public", fix
+        )
     return name, _SETS[name]
 
 

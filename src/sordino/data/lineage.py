@@ -1,7 +1,7 @@
 """Public weights of a model: files of initial weights, frozen parameters, and the earlier runs behind them.
 
-Further training reports what all earlier runs cost together. A trained module carries its runs in an attribute, which
-deepcopy and pickle keep and state_dict does not show. Within one process every released tensor is identified by its
+Further training reports the composed cost of all earlier runs. A trained module stores its runs in an attribute, which
+deepcopy and pickle keep and state_dict does not contain. Within one process every released tensor is identified by its
 hash, so weights that went through a state_dict, or into a larger model, are recognised too. model.safetensors has the
 runs in its metadata, and certificate.json beside it exactly. Nothing here is private: hashes are of released weights;
 the hash of the data has a key (`DataMark`). What initial or frozen weights were trained on is not protected by the run:
@@ -145,7 +145,7 @@ def _check_tensor(tensor: Tensor, own: Tensor, where: str) -> None:
         needed = f"{_type_name(own)}, as the model has it"
         raise DataError(f"{where} in {_type_name(tensor)}", needed, "convert it before saving")
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        raise DataError(f"NaN or infinity in {where}", "finite weights")
+        raise DataError(f"NaN or infinity in {where}", "finite weights", "save weights of a model that did not diverge")
 
 
 def _type_name(tensor: Tensor) -> str:
@@ -188,7 +188,7 @@ def runs_of_model(model: nn.Module, records: Sequence[Tensor] = (), others: Runs
 
 
 def attach_lineage(model: nn.Module, runs: Runs, note: str = "") -> None:
-    """Attach its runs to a module."""
+    """Store a module's runs (its lineage) in an attribute of the module."""
     setattr(model, ATTRIBUTE, Lineage(runs, note))
 
 
@@ -239,7 +239,7 @@ def runs_of_file(path: Path, data: bytes) -> Runs:
             runs = codec.read(tuple[EarlierRun, ...], json.loads(text)["runs"], "runs")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserError) as error:
         what = f"{path.name} with a note of earlier runs that cannot be read ({str(error)[:100]})"
-        raise DataError(what, "the file as a run wrote it", "bring back an unchanged copy") from None
+        raise DataError(what, "the unchanged file of a run", "restore an unchanged copy") from None
     exact = _run_of_folder(path.parent, hashlib.sha256(data).hexdigest())
     return runs if exact is None else (*runs[:-1], exact)
 

@@ -1,4 +1,4 @@
-"""Metrics of a released model on public test records, which cost no epsilon. Called by `task` and the configuration.
+"""Metrics of a released model on public test records, at no privacy cost. Called by `task` and the configuration.
 
 Loss, accuracy and balanced accuracy follow from sums over records, so parts of a test set can be added:
 
@@ -130,14 +130,14 @@ class Predictions:
         """Targets as classes; real targets are refused."""
         found = labels_of(self.targets, self.losses)
         if found is None:
-            raise DataError("targets that are numbers", "targets that are classes", "use r2 or mae")
+            raise DataError("real-valued targets", "class labels", "use r2 or mae")
         return found
 
     @property
     def numbers(self) -> tuple[Array, Array]:
         """Real targets and predictions; classes are refused."""
         if labels_of(self.targets, self.losses) is not None:
-            raise DataError("targets that are classes", "targets that are numbers", "use auc, f1 or balanced_accuracy")
+            raise DataError("class labels as targets", "real-valued targets", "use auc, f1 or balanced_accuracy")
         return self.targets.double().numpy(), self.outputs.reshape(self.targets.shape).double().numpy()
 
     @property
@@ -149,7 +149,7 @@ class Predictions:
 
     @property
     def one_vs_rest(self) -> tuple[Array, Array]:
-        """Each class against the rest: whether it is present, [k, classes], and its score."""
+        """Binary targets of each class against the rest, [k, classes], and the scores of the classes."""
         present, scores = self.labels, self.outputs
         if has_class_scores(scores, present):
             counted = present != IGNORED
@@ -193,7 +193,7 @@ def _each_class(seen: Predictions, name: str, score: str, each: bool) -> dict[st
 
 @dataclass(frozen=True)
 class Auc(Metric, kind="auc"):
-    """Area under the ROC curve; for several classes (each against the rest) or labels the mean; `each`: every one."""
+    """Area under the ROC curve; for several classes (one against the rest) or labels the mean; with `each`, all."""
 
     each: bool = False
 
@@ -213,7 +213,7 @@ class AveragePrecision(Metric, kind="average_precision"):
 
 @dataclass(frozen=True)
 class BalancedAccuracy(Metric, kind="balanced_accuracy"):
-    """Mean recall over classes; always reported for classes."""
+    """Balanced accuracy, the mean recall over classes; always reported for class labels."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
         true, predicted = seen.pairs
@@ -232,7 +232,7 @@ class F1(Metric, kind="f1"):
 
 @dataclass(frozen=True)
 class TokenAccuracy(Metric, kind="token_accuracy"):
-    """Share of tokens that are predicted, without padding; equals `accuracy` of sequences."""
+    """Share of tokens predicted correctly, without padding; equals `accuracy` for sequences."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
         return {self.called: _score("accuracy_score", *seen.pairs)}
@@ -317,7 +317,7 @@ def _call_metric(name: str, function: MetricFunction, seen: Predictions) -> dict
         raise DataError(what, "a function of (outputs, targets) that returns a number, or numbers by name") from None
     taken = next((key for key in values if key in HISTORY), None)
     if taken is not None:
-        found = f"metric {name!r} that returns {taken!r}, which the history has already"
+        found = f"metric {name!r} that returns {taken!r}, which is already a name in the history"
         raise DataError(found, "a name that the history does not use", f'rename it, such as "my_{taken}"')
     return values
 

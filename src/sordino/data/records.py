@@ -100,7 +100,7 @@ def check_public_source(path: str | Path, test: Any, **others: Any) -> None:
     if len(ways) > 1:
         raise ConfigError(" and ".join(ways), "one declaration of which rows are public", f"drop {ways[0]}")
     if isinstance(test, str | Path) and Path(path).expanduser().resolve() == Path(test).expanduser().resolve():
-        found = f"test = {Path(test).name!r}, which is the training file itself"
+        found = f"test = {Path(test).name!r}, which is the training file"
         fix = "name another file, or drop test: no row is public then"
         raise ConfigError(found, "a file of rows that may be public", fix)
 
@@ -161,7 +161,7 @@ def select_records(data: Dataset, train: int | None, test: int | None, validatio
         data = replace(data, test_x=data.x[train:], test_y=data.y[train:], test_groups=later)
     for option, asked, present in (("train", train, len(data.y) - validation), ("test", test, len(data.test_y))):
         if asked is not None and not 1 <= asked <= present:
-            raise DataError(f"{option} = {asked}", f"between 1 and the {present} records there are")
+            raise DataError(f"{option} = {asked}", f"from 1 to the number of records, {present}")
     groups = None if data.groups is None else data.groups[:train]
     test_groups = None if data.test_groups is None else data.test_groups[:test]
     x, y, test_x, test_y = data.x[:train], data.y[:train], data.test_x[:test], data.test_y[:test]
@@ -190,7 +190,11 @@ def check_records(
         found = ", ".join(f"{n} records in {part}{name}" for name, n in lengths.items())
         raise DataError(found, "the same number of records in each array")
     if not len(y):
-        raise DataError(f"no records in {part}y", "at least one", "five records or more can be split into two parts")
+        raise DataError(
+            f"no records in {part}y",
+            "at least one record",
+            "use at least five records, which can be split into two parts",
+        )
     if x.dtype == np.uint8:
         x = np.divide(x, np.float32(255), dtype=np.float32)
     if classes is not None:
@@ -208,7 +212,7 @@ def check_records(
 def int64(values: Array, label: str) -> Array:
     """Return integers as int64; refuse unsigned numbers beyond its range."""
     if values.dtype == np.uint64 and values.size and int(values.max()) > np.iinfo(np.int64).max:
-        raise DataError(f"the number {values.max()} in {label}", "integers of 64 bits with a sign")
+        raise DataError(f"the number {values.max()} in {label}", "integers that fit in int64")
     return values.astype(np.int64, copy=False)
 
 
@@ -233,7 +237,7 @@ def _finite_float32(values: Array, label: str) -> Array:
 @codec.hides_values
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Partition in compressed rows: client i holds the records index[offsets[i]:offsets[i+1]]."""
+    """Result of a partition: client i holds the records index[offsets[i]:offsets[i+1]]."""
 
     index: Ints  # [records assigned]
     offsets: Ints  # [population + 1], from 0 to len(index)
@@ -270,7 +274,7 @@ class Partitioner(Part):
 
 @dataclass(frozen=True, slots=True)
 class Iid(Partitioner, kind="iid"):
-    """Records at random; sizes differ by at most one."""
+    """Random partition into clients whose sizes differ by at most one."""
 
     clients: int
 
@@ -323,7 +327,7 @@ class Dirichlet(Partitioner, kind="dirichlet"):
 
 @dataclass(frozen=True, slots=True)
 class Shards(Partitioner, kind="shards"):
-    """Records sorted by label, cut into clients * per_client shards, dealt at random (McMahan et al., 2017)."""
+    """Partition into shards: records sorted by label, clients * per_client shards dealt at random (McMahan 2017)."""
 
     clients: int
     per_client: int = 2
@@ -339,7 +343,7 @@ class Shards(Partitioner, kind="shards"):
 
 @dataclass(frozen=True, slots=True)
 class SortedTarget(Partitioner, kind="sorted_target"):
-    """Silos by sorted target, as in regression on charges or interest rates: the most heterogeneous equal silos."""
+    """Partition into equal silos by sorted target (the most heterogeneous one), as for charges or interest rates."""
 
     clients: int
 
@@ -350,7 +354,7 @@ class SortedTarget(Partitioner, kind="sorted_target"):
 
 @dataclass(frozen=True, slots=True)
 class Natural(Partitioner, kind="natural"):
-    """Real groups of the data: writers, roles, hospitals. `clients` of them at random, or all."""
+    """Partition by natural groups of the data (writers, roles, hospitals): all, or `clients` random groups."""
 
     clients: int | None = None
 
@@ -374,7 +378,7 @@ class Natural(Partitioner, kind="natural"):
 
 
 def _random_then_sorted(key: Array, rng: np.random.Generator) -> Ints:
-    """Return the order that sorts `key`, ties at random."""
+    """Return the permutation that sorts `key`, with ties in random order."""
     shuffled = rng.permutation(len(key)).astype(np.int64)
     return shuffled[np.argsort(key[shuffled], kind="stable")]
 
@@ -387,7 +391,11 @@ def _grouped(records: Ints, owner: Ints, clients: int) -> Split:
 
 def _check_enough(records: int, needed: int, what: str) -> None:
     if records < needed:
-        raise DataError(f"{records} records", f"at least {needed} ({what})", "ask for fewer clients, or load more data")
+        raise DataError(
+            f"{records} records for this partition",
+            f"at least {needed} ({what})",
+            "ask for fewer clients, or load more data",
+        )
 
 
 def _check_labels(y: Array, rule: str) -> None:

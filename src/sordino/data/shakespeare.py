@@ -1,8 +1,8 @@
 """LEAF's data sets: Shakespeare's roles as clients (from Gutenberg's text of 1994), and the whole FEMNIST.
 
-A play begins at a line "by William Shakespeare", its title stands two to seven lines above. Two blanks, a name and a
-full stop begin a speech, four blanks continue it; The Comedy of Errors is printed without them. A role is a client if
-it has three lines or more and more than 80 characters. Sonnets, contents and what comes after the plays are left out.
+A play begins at a line "by William Shakespeare", with its title two to seven lines above. Two blanks, a name and a full
+stop begin a speech, four blanks continue it; The Comedy of Errors is printed without them. A role is a client if it has
+at least three lines and more than 80 characters. Sonnets, contents and the text after the plays are omitted.
 FEMNIST is read as LEAF's script writes it: JSON files of users with their images. Called by `datasets` and `images`.
 """
 
@@ -51,7 +51,9 @@ def verified_text(content: bytes) -> str:
     plain = content.replace(b"\r\n", b"\n")
     found = hashlib.sha256(plain).hexdigest()
     if found != TEXT_SUM:
-        raise DataError(f"a text of Shakespeare with sha256 {found}", f"that of 1994, sha256 {TEXT_SUM}", FIX)
+        raise DataError(
+            f"a text of Shakespeare with sha256 {found}", f"Gutenberg's text of 1994, sha256 {TEXT_SUM}", FIX
+        )
     return plain.decode("latin-1")
 
 

@@ -1,8 +1,8 @@
-"""Rules of layers: how a layer runs while it is recorded, and the pieces that its gradient gives; see `rule_table`.
+"""Per-record gradient rules of layers: how a layer runs while it is recorded, and its gradient pieces (`rule_table`).
 
-A rule is `rule(tape, module, axis, *args, **kwargs) -> output`; `axis` is where the records lie. Layers of other
-libraries are known by name and by what they compute, and nothing is imported from there: a rule is taken only if a
-trial agrees.
+A rule is `rule(tape, module, axis, *args, **kwargs) -> output`; records lie along `axis`. Layers of other libraries are
+recognised by class name, without importing the library; their rule is used only if it agrees with the layer's output
+on synthetic inputs.
 
     Conv1D (transformers)      x W + c, a Linear whose weight is transposed
     ...RMSNorm                 w * x / sqrt(mean x^2 + eps)
@@ -252,7 +252,9 @@ def attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return softmax(q k^T / sqrt(d)) v per head, with q, k, v and the output linear, and the attention weights."""
+    """Run multi-head attention softmax(q k^T / sqrt(d)) v, whose q, k, v and output projections are recorded linear
+    maps.
+    """
     if is_causal and attn_mask is None:
         raise RuntimeError("Need attn_mask if specifying the is_causal hint.")  # as torch says
     if module.bias_k is not None or module.add_zero_attn or query.dim() != 3:
@@ -369,7 +371,7 @@ def recurrence(
 def _layer(
     tape: Tape, module: nn.RNNBase, layer: int, x: Tensor, states: tuple[Tensor, ...]
 ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """Run one layer in its one or two directions D; return outputs [T, b, D H] and the last states."""
+    """Run one recurrent layer in D = 1 or 2 directions; return outputs [T, b, D H] and the last states."""
     cell: Cell = partial(_plain, torch.relu if getattr(module, "nonlinearity", "tanh") == "relu" else torch.tanh)
     if isinstance(module, nn.LSTM | nn.GRU):
         cell = _lstm if isinstance(module, nn.LSTM) else _gru

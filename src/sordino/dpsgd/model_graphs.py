@@ -1,11 +1,11 @@
-"""Captured graphs of a model in a private loop, one per kind of arguments, and how each is run. Used by `recording`.
+"""Captured graphs of a model in a private loop, one per kind of arguments, and their execution. Used by `recording`.
 
-A graph is captured before the model sees such a record. It runs with a tape: layers by their rules, other parameters by
-regions, or the whole by record. A trained parameter that no layer with a rule holds belongs to some module's own
+A graph is captured on synthetic records. It runs with a tape: layers by their rules, other parameters by regions, or
+the whole graph record by record. A trained parameter that no layer with a rule holds belongs to some module's own
 forward; the nodes of one call of that module are a region, which runs under vmap, each record with its own copy of the
-region's parameters. Where even that is not possible the whole graph is the region. Which of them it is follows from the
-graph, from where records lie in it (`Layout`), and from a trial on synthetic records, with public noise on the
-parameters, so that nothing hides behind a weight of zero. Values of private records decide nothing here.
+region's parameters. If even that is impossible, the whole graph is the region. The choice depends on the graph, on the
+record axes of its tensors (`Layout`), and on a trial on synthetic records with public noise on the parameters (so that
+a weight of zero hides nothing), never on values of private records.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OUTLIER = 100.0  # times the usual size of an entry: shows mixing that only an u
 
 
 class Part(nn.Module):
-    """Nodes of a graph as a module; its parameters are those of the user's model, with the prefix `module.`."""
+    """Module made of some nodes of a graph; its parameters are those of the user's model, with the prefix `module.`."""
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Part(nn.Module):
 @codec.hides_values
 @dataclass(frozen=True)
 class GraphPass:
-    """A captured graph and how it is run: layers in `sites` by their rules, all other operations by `function`.
+    """Executable captured graph: layers in `sites` run by their rules, all other operations by `function`.
 
     `whole`: the model runs record by record, each with its own copy of all parameters.
     """
@@ -79,7 +79,9 @@ class GraphPass:
 
 
 def by_layers(traced: Traced, model: nn.Module) -> GraphPass:
-    """Return a pass that runs layers by their rules and other parameters by vmap, or raise `UnrecordableError`."""
+    """Return the graph's forward pass with per-record gradients by layer rules, and by vmap for other parameters.
+
+    Raise `UnrecordableError` if these do not apply."""
     every = sites(model)
     found, owners = [site for site in every if not site.by_vmap], [site.module for site in every if site.by_vmap]
     for site in found:
@@ -94,7 +96,9 @@ def by_layers(traced: Traced, model: nn.Module) -> GraphPass:
 
 
 def record_by_record(graph: Captured, model: nn.Module, args: Any, kwargs: Any, records: Sequence[bool]) -> GraphPass:
-    """Return a pass that runs the whole graph for each record separately, so that no operation reads two records."""
+    """Return a forward pass that runs the whole graph for each record separately, so that no operation reads two
+    records.
+    """
     leaves, form = flat(args, kwargs)
 
     def layer(part: Part, *inputs: Tensor) -> list[Tensor]:  # a model that is one layer of torch.nn
@@ -241,7 +245,7 @@ class ModelGraphs:
 
     @property
     def grade(self) -> Grade:
-        """Weakest grade (`sordino.graph`) of all training passes so far."""
+        """Weakest check result (`sordino.graph`) of all training passes so far."""
         return weakest([one.grade for one in self.traced])
 
     @property
@@ -249,7 +253,9 @@ class ModelGraphs:
         return sorted({one.reason for one in self.traced if one.reason is not None})
 
     def close(self) -> None:
-        """Stop capturing new graphs: the user's Python code has run on private data and may have stored some."""
+        """Refuse to capture further graphs, because the user's Python code has run on private data and may have
+        stored some.
+        """
         self.training.closed = self.others.closed = True
 
     def evaluated(self, args: Any, kwargs: Any) -> Captured:
@@ -296,14 +302,14 @@ class ModelGraphs:
             return self.training.is_stale()
 
     def capture_again(self) -> None:
-        """Discard the training graphs; the next pass captures the changed forward, graded "own code, trusted"."""
+        """Discard the training graphs; the next pass captures the changed forward, marked "own code, trusted"."""
         self.changed = "its forward was changed while it trained"
         self.training.forget()
         self.passes.clear()
 
     @contextmanager
     def _plain_forward(self) -> Iterator[None]:
-        """Context in which the model has its user's forward again; refuse a model with hooks."""
+        """Context in which the model has the user's own forward again; a model with hooks is refused."""
         model, everywhere = self.model, torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
         if model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or everywhere:
             raise UntraceableError("hooks on the model itself, which run on records outside its forward")
@@ -320,7 +326,9 @@ class ModelGraphs:
                 held["forward"] = recorded
 
     def _arrange(self, traced: Traced, args: Any, kwargs: Any, records: Sequence[bool]) -> GraphPass:
-        """Return the fastest pass in which each synthetic record's gradient is nonzero only in that record's slices."""
+        """Return the fastest forward pass in which each synthetic record's gradient is nonzero only in that record's
+        slices.
+        """
         inputs, form = flat(args, kwargs)
         sample = tree_unflatten(synthetic_batch(inputs, records, RECORDS), form)
         self._refuse_writes(traced.graph, *sample)
@@ -353,7 +361,9 @@ class ModelGraphs:
                 raise PlanError("state", found, needed, "remove it, or freeze it in eval mode")
 
     def _check_slices(self, found: GraphPass, args: Any, kwargs: Any) -> None:
-        """Refuse a pass where one synthetic record's gradient reaches others' slices, or a parameter directly."""
+        """Refuse a forward pass in which one synthetic record's gradient reaches other records' slices, or a
+        parameter directly.
+        """
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         tape = Tape(parameters[0].device if parameters else None)
         tape.batch = RECORDS

@@ -5,7 +5,7 @@ gradient at all, only d loss / d output of every layer, from which the layer's r
 one parameter's gradients g_1, ..., g_b in the form in which they are cheapest, and gives their squared norms [b], their
 weighted sum (in float64 if there are many) and, if needed, the gradients themselves.
 
-    Rows    g_j as it is                          a bias, a norm's gain, anything that autograd computed
+    Rows    g_j in full                           a bias, a norm's gain, anything that autograd computed
     Outer   g_j = sum_t out_jt (x) in_jt          Linear, convolutions (in = patches), recurrences (t = time)
     Lookup  g_j[v] = sum_{t: index_jt = v} out_jt   Embedding
     Tied    Outer + Lookup                        one table as input and output embedding
@@ -48,7 +48,7 @@ class Piece(Protocol):
     """Per-record gradients of one parameter.
 
     squares   ||g_j||^2, [b] in float64
-    doubt     bound on the error of `squares` where it may matter, [b]
+    doubt     bound on the error of `squares`, [b]
     weighted  sum_j weights_j g_j, shaped as the parameter; of more than `FEW` records in float64
     rows      the gradients themselves, [b, *shape]
     at        the same piece for some of the records only
@@ -85,7 +85,7 @@ def row_squares(rows: Tensor) -> Tensor:
 @codec.hides_values
 @dataclass(frozen=True)
 class Rows:
-    """Gradients of a parameter in full, [b, *shape]."""
+    """Per-record gradients of a parameter in full, [b, *shape]."""
 
     value: Tensor
 
@@ -139,7 +139,8 @@ def _flat(value: Tensor, time_first: bool) -> Tensor:
 @codec.hides_values
 @dataclass
 class Outer:
-    """Gradients g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I] and output gradients [b, T, O].
+    """Per-record gradients of a linear weight, g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I] and output gradients
+    [b, T, O].
 
     `reshape` maps [..., O, I] to [..., *shape] of the parameter.
 
@@ -211,7 +212,10 @@ def _products(inputs: Tensor, outputs: Tensor) -> Tensor:
 @codec.hides_values
 @dataclass(frozen=True)
 class Lookup:
-    """Gradients g_j[v] = sum of out_jt over the t with index_jt = v: index [b, T], outputs [b, T, D], `words` rows.
+    """Per-record gradients of an embedding table with `words` rows: g_j[v] = sum of out_jt over the t with index_jt =
+    v.
+
+    index is [b, T], outputs are [b, T, D].
 
     ||g_j||^2 = sum_{t,s} [index_t = index_s] (out_t . out_s)
     """
@@ -255,7 +259,7 @@ class Lookup:
 @codec.hides_values
 @dataclass
 class Tied:
-    """Gradients g_j = outer_j + lookup_j of a table that is input and output embedding.
+    """Per-record gradients g_j = outer_j + lookup_j of a table that is both input and output embedding.
 
     ||g_j||^2 = ||outer_j||^2 + ||lookup_j||^2 + 2 sum_{t,s} (in_t . out_s) slope_t[index_s]
     """
@@ -346,7 +350,7 @@ class Call:
 
 
 class UnrecordableError(PlanError):
-    """Raised where layer rules cannot separate the records: the whole model must then run record by record."""
+    """Raised if layer rules cannot separate the records, so that the whole model must run record by record."""
 
     def __init__(self, found: str) -> None:
         fix = "keep the batch as the first axis of every layer's input"

@@ -54,34 +54,34 @@ def make_private(
     own_code: Literal["trusted"] | None = None,
     transform: Callable[[Any], Any] | None = None,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
-    """Run DP-SGD in an ordinary loop: (epsilon, delta) for `epochs` passes over the data, add or remove one record.
+    """Make a training loop DP-SGD: (epsilon, delta) for `epochs` passes over the data, add or remove one record.
 
     `epsilon` is solved for the noise multiplier, or `noise_multiplier` gives it; delta defaults to min(records^-1.1,
     1e-3). `clip_norm` bounds the gradient of every record, over all parameters. `smoothing` is the strength of the
     Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes the expected size of a
-    Poisson batch; `max_physical_batch_size` caps what is computed at once, nothing else. `reduction` says how the loss
-    adds records up; with `loss`, a function (output, target) -> one value per record or a kind ("cross_entropy",
+    Poisson batch; `max_physical_batch_size` limits the number of records computed at once. `reduction` is that of the
+    loop's loss; with `loss`, a function (output, target) -> one value per record or a kind ("cross_entropy",
     "tokens": of the logits, where a model of transformers answers with more), the loop calls optimizer.loss(model(x),
     y).backward() instead. noise="secure" for a model that is to be released. Parameters that the optimizer does not
     hold are frozen.
 
-    What runs on records is the graph of the model, of `loss` and of `transform`, each captured on synthetic records:
-    the certificate's `own_code` says what is proved of them. `transform` is applied to the inputs of every batch,
-    before the loop sees them. A model, loss or loop that no graph can be captured of is refused, unless
-    own_code="trusted": then you vouch that it keeps the records of a batch apart, and the certificate says so.
+    Records run through graphs of the model, of `loss` and of `transform`, captured on synthetic records; the
+    certificate's `own_code` says what is proved about them. `transform` is applied to the inputs of every batch, before
+    the loop gets them. A model, loss or loop of which no graph can be captured is refused, unless own_code="trusted":
+    then you vouch that it keeps the records of a batch independent, and the certificate says so.
 
-    `ledger` is a file that all runs on the same data are charged to, and `dataset` the name that the data have in it: a
-    loop above its budget is refused here, all planned steps are charged before the first noise is drawn, and steps
-    beyond them, or after a checkpoint that is older than the ledger, before they are taken.
+    `ledger` is a file to which all runs on the same data are charged, and `dataset` the name of the data in it. A loop
+    that exceeds the data set's limit is refused here. All planned steps are charged before the first noise is drawn;
+    further steps, and steps repeated after an older checkpoint, are charged before they are taken.
 
-    With a `strategy` (Banded(10), ...) later steps take back noise of earlier ones: batches are those of one shuffled
-    order, the same in every epoch, as of a DataLoader(shuffle=True) that shuffled once; each record is read once an
-    epoch, a rest that fills no batch never. Nothing is amplified, neighbours replace one record, and no step is taken
-    after the planned ones. The state of the noise is in the optimizer's state_dict: keep that file secret.
+    With a `strategy` (Banded(10), ...) the noise is correlated: later steps cancel a part of earlier noise. Batches
+    follow one shuffled order, the same in every epoch; each record is read once per epoch, and records that fill no
+    batch are never read. Nothing is amplified, neighbours replace one record, and no step can be taken after the
+    planned ones. The noise state is in the optimizer's state_dict: keep that file secret.
 
-    Where torch.distributed is initialised (torchrun), all ranks call this with the same arguments: batch_size is that
-    of all ranks together, each is given its part of every batch, and the step sums over ranks before the noise. A model
-    in DistributedDataParallel is returned without it.
+    If torch.distributed is initialised (torchrun), all ranks call this with the same arguments: batch_size counts the
+    records of all ranks, each rank gets its part of every batch, and the step sums over ranks before adding noise. A
+    model in DistributedDataParallel is returned without this wrapper.
     """
     if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
         needed = 'noise "simulation" or "secure", reduction "mean" or "sum"'
@@ -89,7 +89,7 @@ def make_private(
     if own_code not in ("trusted", None):
         raise ConfigError(f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for your code')
     if loss is not None and reduction != "mean":
-        raise ConfigError(f"loss and reduction = {reduction!r}", "only one of the two: optimizer.loss is always a mean")
+        raise ConfigError(f"loss and reduction = {reduction!r}", "no reduction: optimizer.loss is a mean", "drop it")
     if max_physical_batch_size is not None and max_physical_batch_size < 1:
         raise ConfigError(f"max_physical_batch_size = {max_physical_batch_size}", "a whole number of at least 1")
     _refuse_prepared(model, optimizer, loader)
@@ -130,7 +130,7 @@ def make_private(
 
 
 def _refuse_prepared(*parts: Any) -> None:
-    """Refuse what accelerate has prepared: its loader and optimizer leave out batches and steps of their own."""
+    """Refuse objects prepared by accelerate, whose loader and optimizer skip batches and steps."""
     for part in parts:
         if type(part).__module__.startswith("accelerate.") or "_original_forward" in vars(part):
             found = f"a {type(part).__name__} that accelerator.prepare has prepared"
@@ -177,7 +177,7 @@ def _check_loader(loader: DataLoader[Any]) -> int:
     """Return the number of records; refuse a loader from which no Poisson batch can be drawn."""
     dataset: Any = loader.dataset
     if isinstance(loader, PrivateLoader):
-        raise ConfigError("a loader that is private already", "the original DataLoader")
+        raise ConfigError("a loader that make_private has already returned", "the original DataLoader")
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         needed = "a data set with __len__ and __getitem__"
         raise DataError("a data set that can only be iterated", needed, "read it into a list")
@@ -203,16 +203,20 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer, shards: Shards) -> 
     if any(
         isinstance(part, PrivateOptimizer | RecordedForward) for part in (optimizer, vars(model).get("forward"), *hooks)
     ):
-        found = "a model or an optimizer that is private already"
-        raise ConfigError(found, "ordinary ones", "call optimizer.detach() first")
+        found = "a model or an optimizer that make_private has already returned"
+        raise ConfigError(found, "an ordinary model and optimizer", "call optimizer.detach() first")
     if isinstance(optimizer, LBFGS):
         raise ConfigError("LBFGS, which evaluates the loss many times per step", "one gradient per step", "use SGD")
     known = set(model.parameters())
     held = [shards.of(p) for group in optimizer.param_groups for p in group["params"]]
     if any(p not in known for p in held):
-        raise ConfigError("an optimizer that holds a parameter of another module", "parameters of the model alone")
+        raise ConfigError(
+            "an optimizer that holds a parameter of another module",
+            "only parameters of the model",
+            "pass model.parameters()",
+        )
     if not any(p.requires_grad for p in held):
-        raise ConfigError("an optimizer without a trainable parameter of the model", "at least one")
+        raise ConfigError("an optimizer without a trainable parameter of the model", "optimizer(model.parameters())")
     check_devices({p.device for p in model.parameters()})
 
 

@@ -1,4 +1,4 @@
-"""Messages of a round as bytes: jobs and replies of silos, orders of rank 0. Called by remote.py and distributed.py.
+"""Byte formats of a round's messages: jobs and replies of silos, and requests of rank 0 to other ranks.
 
 Every message is a line of JSON, then arrays. Reading one cannot run code:
 
@@ -112,7 +112,7 @@ class Frame:
         return cls(kind, fields, _arrays(declared, memoryview(body)[end + 1 :]))
 
     def check_names(self, fields: Iterable[str], arrays: Iterable[str]) -> None:
-        """Refuse a message with other fields or arrays than the named ones and those of a round's public values."""
+        """Refuse a message with fields or arrays other than the named ones and those of a round's public values."""
         own = {name for name in self.arrays if self.kind == "round" and (name == "mask" or name.startswith(BROADCAST))}
         known = PUBLIC if self.kind == "round" else ()
         for found, needed in ((set(self.fields), {*fields, *known}), (set(self.arrays), {*arrays, *own})):
@@ -192,7 +192,8 @@ def public_bytes(size: int) -> int:
 @codec.hides_values
 @dataclass(frozen=True)
 class Job:
-    """Request to one client: train in one round, or (without `public` and `start`) say if it accepts the run's plan.
+    """Request to one client: to train in one round or, without `public` and `start`, to accept or refuse the run's
+    plan.
 
     The same request has the same `id` each time it is sent, and a silo answers it with the same bytes each time. The
     request of a simulation holds its seed; in a run with secure noise a request with a seed is refused.

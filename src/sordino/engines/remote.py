@@ -1,4 +1,4 @@
-"""The engine of a deployment: training loop on a server, records and noise in silos. Used by federation/.
+"""Remote engine of a deployment: the training loop runs on a server, training and noise in silos. Used by federation/.
 
     server:  job per client  --transport-->  silo  --transport-->  noised row and a receipt  -->  sum of the rows
     silo:    job -> answered before? the same bytes -> policy -> solve, encode -> charge -> noise -> store -> send
@@ -138,16 +138,16 @@ class RemoteWorker(Worker):
         if heard.refused:
             client, why = min(heard.refused.items())
             found = f"{self.name(client)}, which refuses this plan ({why})"
-            raise EngineError(found, "a plan that every policy allows")
+            raise EngineError(found, "a plan that all policies allow")
         self._check_encodings({client: reply.encoding for client, reply in sorted(heard.replies.items())})
 
     def name(self, client: int) -> str:
-        """Return what a client is called: its number, and its name where the transport knows one."""
+        """Return a client's number for errors, with its name if the transport has names."""
         names: Sequence[str] = getattr(self.engine.transport, "names", ())
         return f"client {client} ({names[client]})" if names else f"client {client}"
 
     def _check_encodings(self, found: Mapping[int, str]) -> None:
-        """Refuse a run whose silos read their records differently: a column that means another thing in one of them."""
+        """Refuse a run whose silos encode their records differently, so that a column has different meanings."""
         known = [each for each in found.values() if each]
         usual = self.encoding or max(known, key=known.count, default="")
         others = [client for client, own in found.items() if own != usual]
@@ -155,7 +155,9 @@ class RemoteWorker(Worker):
             whose = "the server's" if self.encoding else "that of most silos"
             said = ", ".join(f"{self.name(client)} has {found[client][:12] or 'none'}" for client in others)
             fix = "copy the columns, target, classes and person of fed.toml into silo.toml; see docs/deploy.md"
-            raise EngineError(f"an encoding of records that is not {whose} ({usual[:12]}): {said}", "one encoding", fix)
+            raise EngineError(
+                f"an encoding of records that differs from {whose} ({usual[:12]}): {said}", "one encoding", fix
+            )
 
     def _job(self, client: int) -> Job:
         seed = getattr(self.streams, "seed", None) if self.streams.mode == "simulation" else None
@@ -309,7 +311,7 @@ class Silo:
             return before
         if self.now() > job.deadline:
             needed = "a job that the server still waits for"
-            raise DataError("a job past its deadline", needed, "none: nothing was charged")
+            raise DataError("a job past its deadline", needed, "nothing to do: nothing was charged")
         try:
             return self._new_reply(job)
         except (UserError, BudgetError) as error:

@@ -1,12 +1,12 @@
 """Proof that in a captured graph no record of a batch influences another, from its operations. Called by `capture`.
 
-The graph runs on synthetic batches of two sizes, and every ATen operation is looked up in `rules`. Proved is
+The graph runs on synthetic batches of two sizes, and every ATen operation is looked up in `rules`. The proved claim is
 
     graph(batch)[j] = h(record j)      for every batch, every size of batch and every record
 
-under three conditions that are checked for each operation: (1) its rule states where the records lie in the output;
-(2) in both runs the output has the shape that this says, and is otherwise of the same shape; (3) its numbers (factors,
-divisors, dimensions) are the same in both runs. The number of records is an integer that Python may compute with: it
+under three conditions that are checked for each operation: (1) its rule states the record axis of the output; (2) in
+both runs the output's shape agrees with this axis, and is otherwise the same; (3) its numbers (factors, divisors,
+dimensions) are the same in both runs. The number of records is an integer that Python may compute with: it
 may only be multiplied, added and used as a size, so a function of it that is equal for two sizes is constant (3).
 Gradients follow: the loss of record j is a function of record j alone, and so is its derivative.
 """
@@ -100,7 +100,9 @@ class _Step:
 
 
 class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """One run of the graph; the second run compares each operation with the first run's and applies the rules."""
+    """One run of the graph; the second run compares each operation with that of the first run, and applies the
+    rules.
+    """
 
     def __init__(self, records: int, known: list[_Step] | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -153,7 +155,9 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _first_step(self, name: str, outputs: list[Tensor], step: _Step, known: list[_Step]) -> _Step:
-        """Return the first run's operation at this position; refuse one that depends on the number of records."""
+        """Return the first run's operation at this position; refuse an operation whose numbers differ between the two
+        runs.
+        """
         at = len(self.steps) - 1
         before = known[at] if at < len(known) else None
         if before is None or before.name != step.name or len(before.shapes) != len(step.shapes):
@@ -185,7 +189,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _rule(self, func: Any, base: str, arguments: dict[str, Any], outputs: list[Tensor]) -> Rows:
         rule = RULES.get(base)
         if base not in POSITIONS and self._holds(arguments, position=True):
-            raise MixesError(f"{base} of the indices of records in the batch")
+            raise MixesError(f"{base} applied to the indices of records in the batch")
         if torch.Tag.pointwise in func.tags and rule is None:
             rule = pointwise
         if rule is None or "out" in arguments or not outputs:
@@ -202,7 +206,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if differing != ([] if rows is None else [rows.dim]):
             raise MixesError(f"{base}, whose shape depends on the number of records")
         if rows is not None and [before[rows.dim], leaf.shape[rows.dim]] != [rows.size(count) for count in BATCHES]:
-            raise MixesError(f"{base}, whose shape has no axis of the records")
+            raise MixesError(f"{base}, whose output has no axis for the records")
         return rows
 
     def _holds(self, arguments: dict[str, Any], position: bool = False) -> bool:
@@ -290,21 +294,21 @@ class _Reader(fx.Interpreter):
         """
         dim = self.counts[counted[0]]
         if any(node in self.compared for node in counted) and not name.startswith("_assert"):
-            raise MixesError(f"{name} of a comparison with the number of records")
+            raise MixesError(f"{name} of a comparison with the number of records, which may differ between batches")
         if name == "eq" and not isinstance(result, Tensor):
             self.counts[n] = None
             self.compared.add(n)
         elif n.target is operator.getitem and dim is not None and len(counted) == 1:
             at, places = n.args[1], list(range(len(self.env[n.args[0]])))  # type: ignore[index]
             if not isinstance(at, int | slice):
-                raise MixesError("an entry of a shape with an index that is no constant")
+                raise MixesError("a tensor's shape read at an index that is not a constant")
             if isinstance(at, slice) and dim in places[at]:
                 self.counts[n] = places[at].index(dim)
             elif isinstance(at, int) and places[at] == dim:
                 self.counts[n] = None
         elif n.op == "call_function" and n.target in _AFFINE and not isinstance(result, Tensor):
             if n.target is operator.mul and len(counted) > 1:
-                raise MixesError("the number of records multiplied with itself")
+                raise MixesError("a product of the number of records with itself")
             self.counts[n] = None
         elif n.op == "call_module" or name not in _SIZED:
             raise MixesError(f"{name} of the number of records")

@@ -31,7 +31,7 @@ def _runs_by_setting(found: dict[str, Any]) -> list[tuple[str, list[Run]]]:
 
 
 def one_of_each(found: dict[str, Any]) -> list[Run]:
-    """Return for every setting the run with the largest epsilon, under the setting's name."""
+    """Return the run with the largest epsilon of every setting, labelled with the setting's name."""
     groups = _runs_by_setting(found)
     return [{**max(runs, key=lambda run: run["answer"]["epsilon"] or math.inf), "name": name} for name, runs in groups]
 

@@ -1,4 +1,4 @@
-"""Run a configuration into a folder, or continue the run that is there. Called by `sordino run` and `train`."""
+"""Execution of a configuration in a run folder, new or resumed. Called by `sordino run` and `train`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.data import lineage
 from sordino.data.clients import unwrapped_model
+from sordino.data.files import CsvFormat
 from sordino.engines.base import Engine
 from sordino.engines.checks import column_scales, released_histograms, scaled
 from sordino.engines.inprocess import InProcess
@@ -59,7 +60,7 @@ def execute(
     config: Config, path: Path, *, resume: bool = False, engine: Engine | None = None, on_round: OnRound | None = None,
     sign: Path | None = None, task: Task | None = None, tried: bool = False,
 ) -> Executed:  # fmt: skip
-    """Run a configuration into the folder `path`; wrong input is refused before the first byte is written.
+    """Run a configuration and write the run folder `path`; invalid input is refused before anything is written.
 
     A rank other than 0 serves rank 0 and never returns. `task` replaces the data that the file names: the task of a
     server has no records. `tried` is set by a private tuning, which was charged for this run as one of its trials.
@@ -114,6 +115,8 @@ def _finish(
     attach_lineage(model, config, before)
     if config.plan.prepare:
         write_preparations(folder.path, task, state)
+    if task.encoding is not None and not isinstance(config.task.model, InMemoryModel):
+        write_bundle(folder.path, config, task, state)
     made = folder.finish(model_bytes(model), None if key is None else partial(certificate_file.sign, key=key))
     register_lineage(model, task, (*before, EarlierRun.of_certificate(made, writer.header.run, lineage.IN_PROCESS)))
     if refused is not None:
@@ -135,7 +138,8 @@ def earlier_runs(task: Task) -> lineage.Runs:
 def attach_lineage(model: nn.Module, config: Config, before: lineage.Runs) -> None:
     """Attach this run's planned cost and the runs `before` it to a model, so that they are saved with the model."""
     plan = config.plan
-    planned = EarlierRun.of_cost(plan.forecast, config.delta, f"plan {plan.hash[:16]}", lineage.IN_FILE)
+    cost = replace(plan.forecast, unit="person") if "person" in config.facts else plan.forecast
+    planned = EarlierRun.of_cost(cost, config.delta, f"plan {plan.hash[:16]}", lineage.IN_FILE)
     lineage.attach_lineage(model, (*before, planned), lineage.lineage_note(planned, before))
 
 
@@ -152,8 +156,18 @@ def write_preparations(path: Path, task: Task, state: State) -> None:
     durable_files.write(path / PREPARED, json.dumps(column_scales(task, state), indent=1).encode() + b"\n")
 
 
+def write_bundle(path: Path, config: Config, task: Task, state: State) -> None:
+    """Write bundle.json, by which `sordino predict` scores raw rows with the model."""
+    from sordino.runs.bundle import Bundle, with_released_ranges
+
+    assert task.encoding is not None
+    encoding = with_released_ranges(task.encoding, column_scales(task, state)) if task.waiting else task.encoding
+    written = codec.read(CsvFormat, config.task.options.get("format", {}), "task.options.format")
+    Bundle(encoding=encoding, model=config.task.model, seed=config.run.seed, csv=written).write(path)
+
+
 def with_released_columns(task: Task, folder: Path) -> Task:
-    """Return the task with its columns scaled by the histograms in a run's prepared.json, as the rounds saw it."""
+    """Return the task with its columns scaled by the histograms in a run's prepared.json, as in the run's rounds."""
     if not task.waiting:
         return task
     released = json.loads(durable_files.read(folder / PREPARED))
@@ -165,7 +179,7 @@ def with_released_columns(task: Task, folder: Path) -> Task:
 def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter, RunStart]]:
     """Lock a run's folder and yield its writer and its state at the last checkpoint.
 
-    Damage by a kill (half a line, a torn checkpoint) is repaired after all other files were found to agree.
+    Damage by a kill (an incomplete line or checkpoint) is repaired after all other files were found to agree.
     """
     folder = RunFolder.open(path, config)
     with locked(path):
@@ -203,20 +217,22 @@ def _check_same(folder: RunFolder, held: Contents, config: Config, task: Task) -
     differ = before.differs(given) if isinstance(before, InMemoryModel) and isinstance(given, InMemoryModel) else []
     if differ:  # a task made in Python must have the same module, shapes and loss; its data are compared below
         found = f"another task than {path} was started with: {', '.join(differ)}"
-        raise DataError(found, "the same module, data and loss for a whole run", "bring them back, or start anew")
+        raise DataError(found, "the same module, data and loss for a whole run", "restore them, or start a new run")
     if codec.digest(config) != header.config:
         found = f"a configuration that is not the one {path} was started with"
-        raise ConfigError(found, "the same one", f"resume with {path / 'plan.toml'}, or start anew in another --out")
+        raise ConfigError(
+            found, "the same configuration", f"resume with {path / 'plan.toml'}, or start a new run in another --out"
+        )
     if header.sordino != now:
         found = f"sordino {now} where {path} was started with sordino {header.sordino}"
         needed = "one version for a whole run: another may draw other noise or account differently"
-        raise ConfigError(found, needed, f"install sordino=={header.sordino}, or start anew in another --out")
+        raise ConfigError(found, needed, f"install sordino=={header.sordino}, or start a new run in another --out")
     changed = folder.fingerprint(header).changed(task)
     if not changed and task.declared_public != header.public:
         changed = ["the rows that are declared public, or the frozen weights"]
     if changed:
         found = f"other data than {path} was started with: {', '.join(changed)}"
-        raise DataError(found, "the same data for a whole run", "bring them back, or start anew in another --out")
+        raise DataError(found, "the same data for a whole run", "restore them, or start a new run in another --out")
 
 
 def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
@@ -228,7 +244,7 @@ def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
     if lost is not None and config.privacy.noise == "secure" and config.plan.release.remembers:
         found = f"round {lost + 1}, whose noise was lost by a kill and is needed by {config.plan.release.kind!r}"
         needed = "a checkpoint with the noise of every charged round"
-        raise ConfigError(found, needed, "start anew in another --out: what was charged stays spent")
+        raise ConfigError(found, needed, "start a new run in another --out; charged rounds stay charged")
 
 
 def _other_versions(engine: bytes) -> list[str]:

@@ -7,6 +7,7 @@
     receipts.jsonl    refusals and charges that silos report, where the cohort is not secret
     refused.json      the round that a budget refused       certificate.sig  optional signature
     prepared.json     histograms of columns, released before round 1, by which new rows are scaled
+    bundle.json       what a row's columns mean, and the architecture, of a run on a table: `sordino predict` needs it
     ledger.json       statement of the data set's ledger after this run, where a ledger is named
     model.safetensors, certificate.json
     checkpoint/       owner only, never released: the last two states, the keyed fingerprint of the data, a second copy
@@ -186,7 +187,7 @@ class RunFolder:
         paid = charge_log.read_receipts(self.path)
         if paid is not None:
             if charge_log.whole_lines(paid) != paid:
-                raise CertificateError(RECEIPTS, f"{RECEIPTS} ends in half a line")
+                raise CertificateError(RECEIPTS, f"{RECEIPTS} ends in an incomplete line")
             bound["receipts_sha256"] = PrefixHash.of(paid).sha256
         made = {**certificate(held.config.plan, self.facts(held)), "run": bound}
         return dict(json.loads(json.dumps(made)))
@@ -197,7 +198,7 @@ class RunFolder:
         A damaged checkpoint is refused: only a resumed run falls back to the checkpoint before the last.
         """
         if held.log.torn:
-            raise CertificateError(CHARGES, f"{CHARGES} ends in half a line")
+            raise CertificateError(CHARGES, f"{CHARGES} ends in an incomplete line")
         self.fingerprint(held.header)
         charge_log.check_second_copy(durable_files.read(self.private / "charged"), held.log, at_rest=True)
         file, before, last = self.private / STATE, self.private / BEFORE, None
@@ -242,7 +243,7 @@ def subjects(targets: list[Path]) -> list[Subject]:
     paths = [target.resolve().parts for target in targets]
     twice = next((parts for parts in paths if paths.count(parts) > 1), None)
     if twice is not None:
-        raise ConfigError(f"{'/'.join(twice)} twice", "every run once")
+        raise ConfigError(f"{'/'.join(twice)} twice", "every run once", "drop the repeated path")
     words = next(n for n in range(1, max(map(len, paths)) + 1) if len({parts[-n:] for parts in paths}) == len(paths))
     return [subject(target, "/".join(parts[-words:])) for target, parts in zip(targets, paths, strict=True)]
 

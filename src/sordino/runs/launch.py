@@ -1,4 +1,4 @@
-"""Called by `sordino run --workers N`: starts N ranks on this machine, watches them, and ends all of them.
+"""Launcher of `sordino run --workers N`: it starts N ranks on this machine, watches them, and ends all of them.
 
 The watching process loads no torch. When a rank dies, the watcher ends the other ranks and prints one sentence on what
 happened; a rank whose watcher has ended ends too.
@@ -38,7 +38,7 @@ def choose_engine(engine: str | None, workers: int | None) -> tuple[str, int]:
     rank = os.environ.keys() >= RANK
     if rank and workers is not None:
         found = f"--workers {workers} in a process that torchrun started"
-        raise ConfigError(found, "one of them", "drop --workers: torchrun's --nproc-per-node sets the number")
+        raise ConfigError(found, "torchrun or --workers", "drop --workers: torchrun's --nproc-per-node sets the number")
     if rank and engine == "inprocess":
         found = "--engine inprocess in a process that torchrun started"
         raise ConfigError(found, "--engine distributed, or no torchrun", "drop one of them")
@@ -155,7 +155,7 @@ def _verdict(codes: Sequence[int | None], errors: Sequence[str]) -> int:
     if code == 2:
         raise ConfigError(f"on {name}: {last.removeprefix('found ')}")
     if code == FAILED:
-        raise RankError(last.partition("; what was charged")[0])
+        raise RankError(last.partition("; charged rounds")[0])
     how = f"ended with code {code}" if code > 0 else f"was killed by signal {-code}"
     with suppress(ValueError):
         how = f"was killed by {signal.Signals(-code).name}"
