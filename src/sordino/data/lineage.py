@@ -34,6 +34,7 @@ from sordino.errors import DataError, UserError
 
 _ROWS = 4096  # rows of a long table that are hashed, evenly spaced from one that the key chooses
 ATTRIBUTE = "sordino_runs"  # of a module
+PUBLIC = "sordino_public"  # of a tensor of features: what public data and weights they were computed with
 FILE_KEY = "sordino_runs"  # of a safetensors file's metadata
 IN_PROCESS, IN_FILE, BESIDE = "this process", "the weights' file, as planned", "certificate.json beside the weights"
 SMALLEST = 4  # numbers in the smallest tensor that is identified by its hash
@@ -108,6 +109,11 @@ def declared_frozen(model: nn.Module) -> tuple[Declared, ...]:
     for name, tensor in sorted(fixed.items()):
         _sha256(f"{name} {_type_name(tensor)} {list(tensor.shape)}\n", tensor, found)
     return (Declared(count, FROZEN, "the user: not trained", found.hexdigest()),) if fixed else ()
+
+
+def declared_features(records: Sequence[Tensor]) -> tuple[Declared, ...]:
+    """Return the public data and weights behind records that are features (`sordino.features`), for the certificate."""
+    return tuple(one for tensor in records for one in getattr(tensor, PUBLIC, ()))
 
 
 def load_initial(model: nn.Module, path: str | Path) -> tuple[nn.Module, InitialWeights]:

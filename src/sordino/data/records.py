@@ -22,6 +22,7 @@ from sordino.codec import Part
 from sordino.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from sordino.certificate.facts import Declared
     from sordino.data.tables import Encoding, PendingColumn
 
 Array = NDArray[Any]
@@ -48,6 +49,7 @@ class Dataset:
     waiting: tuple[PendingColumn, ...] = ()  # coordinates of x that are scaled once a noised histogram is released
     encoding: Encoding | None = None  # of a table: what its coordinates mean
     rows: int = 1  # rows of a record: more than one where all rows of a person are one record
+    declared: tuple[Declared, ...] = ()  # public data and weights behind x, where x are features
     name: str = ""
     description: str = ""
     licence: str = ""
