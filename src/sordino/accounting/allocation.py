@@ -129,9 +129,10 @@ def _add_near(found: Array, base: int, larger: Sum, smaller: Sum, least: int, we
     shares = upper_share(np.expm1(ratios - points * step), step)
     for k, m, u in zip(range(first, last + 1), points.tolist(), shares.tolist(), strict=True):
         start, stop = max(larger.low, smaller.low + k), min(larger.top, smaller.top + k) + 1
-        both = larger.masses[start - larger.low : stop - larger.low] * smaller.masses[
-            start - k - smaller.low : stop - k - smaller.low
-        ]
+        both = (
+            larger.masses[start - larger.low : stop - larger.low]
+            * smaller.masses[start - k - smaller.low : stop - k - smaller.low]
+        )
         times, at = weight if k else 1.0, start + m - base
         found[at : at + len(both)] += ((1 - u) * times) * both
         found[at + 1 : at + 1 + len(both)] += (u * times) * both
