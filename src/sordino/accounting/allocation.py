@@ -34,7 +34,7 @@ MOST_BINS, MOST_MU = 1_000_000, 20.0  # beyond, sampling is not accounted for: a
 _REACH = 11.0  # standard deviations of one term that its grid covers: 2e-28 is left on either side
 _TAIL = 1e-26  # probability that a sum may leave beyond its grid, on either side
 _SHIFT = 1e-11  # added to every loss: bounds the relative error of all means (docs/privacy.md)
-_LOST = 1e-280  # products of masses that are too small for a float
+_LOST = 1e-100  # products of masses that are too small for a float, by their P-probability (values up to exp(420))
 _ULP = float(np.finfo(np.float64).eps)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
