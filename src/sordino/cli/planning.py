@@ -237,8 +237,7 @@ def epsilon_of(
         elif not float(cohort).is_integer():
             raise ConfigError(f"--cohort {cohort}", f"a whole number for --sampler {sampler}")
         else:
-            kind = samplers.FixedSize if sampler == "fixed" else samplers.RoundRobin
-            clients = kind(population, int(cohort))
+            clients = (samplers.FixedSize if sampler == "fixed" else samplers.RoundRobin)(population, int(cohort))
         cost = client_cost(clients, CentralNoise(noise), Participation.planned(clients, rounds))
         lines = [cost.line("models"), cost.line("cohort")]
     each = [{"adversary": line.adversary, **line_entry(line, delta)} for line in lines]
