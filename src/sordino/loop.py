@@ -25,8 +25,8 @@ from sordino.layout import Layout
 from sordino.ledger.budget import Filter
 from sordino.parts.encoding import Noised, NoiseStd, Public
 from sordino.parts.releases import on_grid
-from sordino.parts.samplers import Cohort, separation_guard
-from sordino.plan import BROADCAST, NOISE, Plan, State
+from sordino.parts.samplers import Cohort, PassDraws, separation_guard
+from sordino.plan import BROADCAST, NOISE, PASS_KEY, Plan, State
 from sordino.rng import Mode, Seeded, Streams
 from sordino.task import Task, evaluate
 
@@ -122,6 +122,9 @@ def check_needs(plan: Plan, public: bool, engine: Engine) -> None:
             "a task with public records",
             fix,
         )
+    if plan.clients.pass_rounds > 1 and engine.deployed:
+        found = f"{plan.clients.kind!r} where clients are on other machines, which shows who is asked in which round"
+        raise EngineError(found, "cohorts that nobody sees", "run it in one process, or sample with poisson")
     missing = plan.needs - engine.offers
     if missing:
         asking = [part for part in (plan.release, plan.server) if missing & part.needs]
@@ -162,10 +165,11 @@ def run(
     if state.secret_state:
         worker.load_client_state(state.secret_state)
     guard = separation_guard(plan.clients, plan.rounds, streams, state.t) if plan.release.correlated else None
+    passes = None if plan.clients.pass_rounds == 1 else _pass_draws(plan, streams, state)
     try:
         for t in range(state.t, plan.rounds):
             began = time.perf_counter()
-            cohort = plan.clients.draw(t, streams.at(t, "cohort"))
+            cohort = plan.clients.draw(t, streams.at(t, "cohort")) if passes is None else passes.draw(t)
             cohort = cohort if guard is None else guard.admit(t, cohort)
             if budget is not None:
                 budget.charge(cohort, t)
@@ -173,6 +177,7 @@ def run(
                 announce(worker.header)
                 announce = None
             state, collected = one_round(plan, task, worker, streams, charges, state, cohort)
+            state = state if passes is None else _with_pass_key(state, passes.key_after(t))
             if budget is not None:
                 budget.add_receipts(collected.refused, [(one.client, one.charges) for one in collected.receipts], t)
             check_finite(state)
@@ -187,6 +192,17 @@ def run(
             check_layout(given, layout)
     finally:
         worker.close()
+
+
+def _pass_draws(plan: Plan, streams: Streams, state: State) -> PassDraws:
+    """Return the draws of a sampler whose cohorts are drawn for a whole pass, with the key of a pass that goes on."""
+    held = state.secret_state.get(PASS_KEY)
+    return PassDraws(plan.clients, streams, None if held is None else tuple(held.tolist()))
+
+
+def _with_pass_key(state: State, key: tuple[int, ...] | None) -> State:
+    rest = {name: held for name, held in state.secret_state.items() if name != PASS_KEY}
+    return replace(state, secret_state=rest if key is None else rest | {PASS_KEY: torch.tensor(key)})
 
 
 def read_together(numbers: Sequence[Tensor]) -> list[float]:

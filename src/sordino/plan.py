@@ -40,6 +40,7 @@ from sordino.parts.sparsify import PublicMask
 LONGEST = 10**9  # rounds
 BROADCAST = "broadcast."  # in `State.public_state`: what the local solvers of the next round receive
 PREPARED = "prepared."  # there too: noised histograms of columns, released before the first round
+PASS_KEY = "pass key"  # in `State.secret_state`: of the random allocation of the present pass
 NOISE = "noise."  # in `State.secret_state`: what the release remembers of its noise
 
 
@@ -77,6 +78,12 @@ class Plan(_Cache):
         self._check_schedules()
         self.local.check_rounds(self.rounds)
         self.release.check(self.bounds[-1], self.clients, self.local.reads)
+        if self.clients.pass_rounds > 1 and (self.release.correlated or not self.release.hides_cohort(self.clients)):
+            found = (
+                f"sampler {self.clients.kind!r} with release {self.release.kind!r}, which shows cohorts or shares noise"
+            )
+            fix = "release central_noise, or clients in turn (roundrobin)"
+            raise PlanError("sampling", found, "a release with independent noise that hides who takes part", fix)
         if self.local.reads is not None:
             self._check_records(self.local.reads)
         if self.server.rounds not in (None, self.rounds):

@@ -84,9 +84,14 @@ class Secure:
 
     def at(self, t: int, purpose: str, client: int = -1) -> np.random.Generator:
         """Return a fresh stream, whatever the arguments."""
-        from randomgen import AESCounter
+        return secure_generator(self.share(secrets.randbits(128)))
 
-        return SecureGenerator(AESCounter(key=self.share(secrets.randbits(128))))
+
+def secure_generator(key: int) -> SecureGenerator:
+    """Return the generator of a secret 128-bit key, at its beginning."""
+    from randomgen import AESCounter
+
+    return SecureGenerator(AESCounter(key=key))
 
 
 def streams(mode: Mode, seed: int) -> Streams:

@@ -101,3 +101,13 @@ def test_no_guarantee_is_said_and_not_a_number() -> None:
 )
 def test_a_question_without_an_answer_is_one_sentence(words: str, named: str) -> None:
     assert named in sordino("epsilon", *words.split()).sentence
+
+
+def test_random_allocation_costs_less_than_poisson_and_names_what_is_missing() -> None:
+    found = epsilon(sampler="allocation", bins=10, passes=1, noise_multiplier=1, delta=1e-5)
+    assert found == pytest.approx(2.1889, rel=1e-4)
+    assert found < epsilon(sampler="poisson", population=10, cohort=1, rounds=10, noise_multiplier=1, delta=1e-5)
+    words = ("epsilon", "--sampler", "allocation", "--noise-multiplier", 1)
+    assert "no --bins" in sordino(*words, "--delta", 1e-5).sentence
+    assert "no --population" in sordino(*words, "--bins", 10).sentence
+    assert "--sampler allocation" in sordino("epsilon", "--sampler", "poisson", "--bins", 10).sentence

@@ -62,6 +62,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "roundrobin": {"population": 6, "cohort": 2},
         "min_separation": {"population": 6, "cohort": 2, "rest": 3, "seed": 1},
         "cyclic_poisson": {"population": 6, "groups": 2, "rate": 0.5},
+        "random_allocation": {"population": 6, "bins": 2},
     },
     "Schedule": {
         "constant": {"value": 0.5},
@@ -167,6 +168,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "laplace": {"noise_multiplier": 1.5},
         "poisson_sampled": {"rate": 0.5, "event": GAUSSIAN},
         "publicly_sampled": {"rate": 0.5, "event": GAUSSIAN},
+        "allocated": {"bins": 4, "event": GAUSSIAN},
         "capped_poisson": {"rate": 0.5, "population": 9, "cap": 5, "event": GAUSSIAN},
         "fixed_sampled": {"population": 9, "cohort": 5, "event": GAUSSIAN},
         "shuffled": {"reports": 9, "event": GAUSSIAN},

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sordino.accounting import pairs, renyi
+from sordino.accounting import allocation, pairs, renyi
 from sordino.accounting.pairs import Array, Orders
 from sordino.accounting.pld import gaussian_epsilon
 from sordino.accounting.renyi import Trials
@@ -238,6 +238,58 @@ class FixedSampled(_Amplified, kind="fixed_sampled"):
     def renyi(self, relation: Relation) -> Array | None:
         known = self.event.is_gaussian and relation == "replace_one"
         return renyi.fixed_size_gaussian(self.inclusion, self.event.mu(relation)) if known else None
+
+
+@dataclass(frozen=True)
+class Allocated(_Amplified, kind="allocated"):
+    """Random allocation: one pass of `bins` rounds of `event`. Each unit is in exactly one of them, drawn uniformly and
+    independently of other units and passes, and the adversary sees no cohort.
+
+    Guarantee: `allocation.allocated` dominates the whole pass if a unit is added, removed or zeroed out and the noise
+    is Gaussian. For any other noise or relation the pass costs at most one round with the unit: the bin is the same for
+    both neighbours, and delta is jointly convex.
+    """
+
+    bins: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bins <= allocation.MOST_BINS:
+            found = f"an allocated event with bins = {brief_repr(self.bins)}"
+            raise ConfigError(found, f"a number of bins from 1 to {allocation.MOST_BINS:,}")
+
+    @property
+    def protects(self) -> bool:  # type: ignore[override]
+        return self.event.protects
+
+    @property
+    def spends_delta(self) -> bool:  # type: ignore[override]
+        return self.event.spends_delta
+
+    @property
+    def inclusion(self) -> float:  # type: ignore[override]
+        return 1 / self.bins
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        mu = self.event.mu(relation)
+        if not self.event.is_gaussian or relation == "replace_one" or mu > allocation.MOST_MU or self.bins == 1:
+            return self.event.pairs(relation, share)
+        return (allocation.allocated(self.bins, mu),)
+
+    def mu(self, relation: Relation) -> float:
+        return self.event.mu(relation)
+
+    def pure(self, relation: Relation) -> float:
+        return self.event.pure(relation)
+
+    def renyi(self, relation: Relation) -> Array | None:
+        """Return the divergences of one round with the unit: a bound, since they are jointly quasi-convex."""
+        return self.event.renyi(relation)
+
+    def clt_mu_squared(self, relation: Relation) -> float | None:
+        """Return (exp(mu^2) - 1) / bins, the variance of dP/dQ under Q."""
+        inner = self.event.clt_mu_squared(relation)
+        return None if inner is None else math.expm1(min(inner, 100.0)) / self.bins
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,12 @@ class Pair(ABC):
     def tails(self, losses: Array) -> Tails:
         """Return log P(L > l) and log Q(L > l) at every l."""
 
+    def atoms(self) -> tuple[Array, Array, float] | None:
+        """Return the finite losses, ascending, with upper bounds on their P-probabilities and on that of an infinite
+        loss; None for a pair that is not a finite list of outcomes.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class Orders:

@@ -89,6 +89,9 @@ def losses_on(pair: Pair, step: float, tail: float) -> Losses:
     if high - low > 8 * POINTS * step:
         raise TooWideError((high - low) / (8 * POINTS * step))
     first, last = math.floor(low / step), math.ceil(high / step)
+    atoms = pair.atoms()
+    if atoms is not None:
+        return _atoms_on(*atoms, step, first, last + 1, pair.total_variation)
     values = (first + np.arange(last + 1 - first, dtype=np.float64)) * step
     some, other = pair.tails(values)
     with np.errstate(invalid="ignore"):
@@ -106,6 +109,31 @@ def losses_on(pair: Pair, step: float, tail: float) -> Losses:
     masses[1:] += upper
     masses[0] += 1 - above[0]
     return Losses(step, first, masses, float(above[-1]), pair.total_variation)
+
+
+def _atoms_on(
+    losses: Array, chances: Array, infinite: float, step: float, first: int, last: int, total_variation: float
+) -> Losses:
+    """Split each outcome onto the two grid points around its loss; below the grid it goes to the lowest point, above it
+    to infinity.
+
+    The upper point gets the share u of a loss that is x above the lower one: exp(-x) = (1 - u) + u exp(-step).
+    """
+    places = np.floor(losses / step).astype(np.int64)
+    shares = np.clip(-np.expm1(np.minimum(places * step - losses, 0.0)) / -math.expm1(-step), 0.0, 1.0)
+    shares = np.where(places < first, 0.0, shares)
+    above = places >= last
+    k = np.clip(places - first, 0, last - first)
+    kept = np.where(above, 0.0, chances)
+    masses = np.bincount(k, kept * (1 - shares), last - first + 2) + np.bincount(k + 1, kept * shares, last - first + 2)
+    size = 1 + (len(losses) + 8) * ULP
+    return Losses(
+        step,
+        first,
+        np.asarray(masses * size, dtype=np.float64),
+        (infinite + float(chances[above].sum())) * size,
+        total_variation,
+    )
 
 
 def fitting_step(order: Sequence[tuple[Pair, int]], tail: float) -> float:

@@ -36,7 +36,7 @@ from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.loop import noised_mean
 from sordino.parts.mechanisms import Mechanism, Preparation, Values
 from sordino.parts.releases import Forward, NoNoise, Release
-from sordino.parts.samplers import Everyone, separation_guard
+from sordino.parts.samplers import Everyone, draw_seeded, separation_guard
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
@@ -329,7 +329,7 @@ class Sequence:
         guard = separation_guard(clients, self.plan.rounds, streams, 0) if self.plan.release.correlated else None
         found = np.zeros((self.rounds, clients.population if reads is None else reads.size(0)))
         for t in range(self.rounds):
-            drawn = clients.draw(t, streams.at(t, "cohort"))
+            drawn = draw_seeded(clients, streams, t)
             came = drawn if guard is None else guard.admit(t, drawn)
             if reads is None:
                 found[t, came] = 1.0
@@ -353,7 +353,7 @@ class Sequence:
         sampler = self.plan.clients.for_one_client()
         found, law = np.zeros((self.rounds, count)), sampler.law()
         for t in (t for t in range(self.rounds) if law is None or law.inclusions(t)[0] > 0):
-            rng = streams.at(t, "cohort")
+            rng = streams.at(t - t % sampler.pass_rounds, "cohort")  # a run's draws of one pass are the same
             drawn = (sampler.draw(t, rng) for _ in range(count))
             found[t] = [float(len(cohort) > 0 and cohort[0] == 0) for cohort in drawn]
         return found

@@ -30,7 +30,7 @@ from sordino.engines.inprocess import InProcess, public_update
 from sordino.engines.objectives import Path
 from sordino.errors import UserError
 from sordino.parts.record_samplers import SamplingLaw
-from sordino.parts.samplers import Cohort, Everyone
+from sordino.parts.samplers import Cohort, Everyone, draw_seeded
 from sordino.plan import Plan
 from sordino.rng import Seeded
 from sordino.task import Task
@@ -65,11 +65,11 @@ class Draws:
 
 def cohort_tests(plan: Plan, seed: int = 0) -> list[Finding]:
     """Test the plan's own sampler over its own population, on the random streams that a run would open."""
-    law, length = plan.clients.law(), min(LENGTH, plan.rounds)
+    law, length = plan.clients.law(), min(max(LENGTH, 2 * plan.clients.pass_rounds), plan.rounds)
     if law is None:
         return [_not_stated("cohort", "sampler", plan.clients.kind)]
     seeds = _seeds(seed, law.population, length)
-    drawn = [[plan.clients.draw(t, Seeded(own).at(t, "cohort")) for t in range(length)] for own in seeds]
+    drawn = [[draw_seeded(plan.clients, Seeded(own), t) for t in range(length)] for own in seeds]
     accounted = _accounted_rate("cohort", law, plan.release.event(), plan.clients.amplify(plan.release.event()))
     return [*sampling_tests(Draws("cohort", law, drawn)), *([accounted] if plan.clients.amplifies else [])]
 
@@ -155,7 +155,7 @@ def sampling_tests(draws: Draws) -> list[Finding]:
     if not members.passed:
         return [members]
     if law.secret:
-        return [members, *_rates(draws), *_sizes(draws), _secrecy(draws), *_separations(draws)]
+        return [members, *_rates(draws), *_sizes(draws), *_passes(draws), _secrecy(draws), *_separations(draws)]
     return [members, _participations(draws), *_separations(draws)]
 
 
@@ -176,6 +176,19 @@ def _participations(draws: Draws) -> Finding:
     counts = [np.bincount(np.concatenate(one), minlength=law.population).max() for one in draws.episodes]
     held = [float(n <= law.max_participations(len(one))) for n, one in zip(counts, draws.episodes, strict=True)]
     return finding(question, held, lambda i: f"{counts[i]} rounds with the same unit")
+
+
+def _passes(draws: Draws) -> list[Finding]:
+    """Test that each unit is in exactly one round of every whole pass, and in at most one of a pass that was cut."""
+    size, counts = draws.law.pass_rounds, list[tuple[bool, Draw]]()
+    if size == 1:
+        return []
+    for episode in draws.episodes:
+        for first in range(0, len(episode), size):
+            rounds = episode[first : first + size]
+            counts.append((len(rounds) == size, np.bincount(np.concatenate(rounds), minlength=draws.law.population)))
+    held = [float(count.max() <= 1 and (not whole or count.min() == 1)) for whole, count in counts]
+    return [finding(f"{draws.what}: once a pass", held, lambda i: f"a unit in {counts[i][1].max()} rounds of pass {i}")]
 
 
 def _separations(draws: Draws) -> list[Finding]:
@@ -247,7 +260,7 @@ def _secrecy(draws: Draws) -> Finding:
     law, longest = draws.law, max(map(len, draws.episodes))
     # the least number of rounds after which the same units can be drawn again
     first = law.inclusions(0) > 0
-    step = next((k for k in range(1, longest) if (first & (law.inclusions(k) > 0)).any()), 1)
+    step = next((k for k in range(1, longest) if (first & (law.inclusions(k) > 0)).any()), 1) * law.pass_rounds
     starts = [(one, t) for one in draws.episodes for t in range(len(one) - step) if t // step % 2 == 0]
     across = [
         (a, b, t)
@@ -333,7 +346,7 @@ def _drawn_rounds(plan: Plan, seed: int) -> Iterator[tuple[int, Seeded, Cohort, 
     reads = plan.local.reads
     for k in range(TRIES):
         t, streams = k % plan.rounds, Seeded((seed << 32) + k)
-        cohort = plan.clients.draw(t, streams.at(t, "cohort"))
+        cohort = draw_seeded(plan.clients, streams, t)
         if len(cohort) and reads is None:
             yield t, streams, cohort, int(cohort[0])
         elif len(cohort) and reads is not None:

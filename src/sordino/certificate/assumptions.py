@@ -32,6 +32,7 @@ BEGAN_FROM = (
     "the data of the runs under `earlier`"
 )
 IN_MEMORY = "the rounds were counted in memory by the process that ran them: no file proves that there were no others"
+ALLOCATED = "the allocation of the present pass (the secret part of checkpoints) was shown to nobody"
 SHARED = "the noise state of earlier rounds (the secret part of checkpoints) was shown to nobody"
 
 
@@ -56,7 +57,7 @@ def assumptions_of_run(
 def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Facts) -> list[str]:
     """List the assumptions that follow from the plan and its cost."""
     release, reads = plan.release, plan.local.reads
-    shared = [SHARED] if release.correlated else []
+    shared = [SHARED] if release.correlated else [ALLOCATED] if plan.clients.pass_rounds > 1 else []
     provided = [f"the engine provides {need}" for need in sorted(release.needs)]
     if reads is not None:
         words = SILO if facts.loop is None else LOOP  # a loop has one data set, and no silo

@@ -25,7 +25,7 @@ CERTIFIED = (
     "epsilon", "delta", "unit", "relation", "own_code", "adversaries", "sampler", "trust", "silos", "clip",
     "denominator", "plan_sha256",
 )  # fmt: skip
-SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle")
+SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle", "allocation")
 FREE = ("noise_multiplier", "rounds", "cohort")
 SMOOTHING_PAYS = 15.0  # noise to signal from which Laplacian smoothing gains accuracy on CNNs: docs/papers.md
 
@@ -154,8 +154,10 @@ def _epsilon(line: dict[str, Any]) -> str:
 
 @app.command()
 def epsilon(
-    sampler: Annotated[str, typer.Option(help="poisson | fixed | full | roundrobin | shuffle")],
-    population: Annotated[int, typer.Option(help="Number of clients (shuffle: number of reports).")],
+    sampler: Annotated[str, typer.Option(help="poisson | fixed | full | roundrobin | shuffle | allocation")],
+    population: Annotated[
+        int | None, typer.Option(help="Number of clients (shuffle: number of reports; allocation: for delta alone).")
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 1,
     delta: Annotated[float | None, typer.Option(help="Default: population ** -1.1, at most 1e-3")] = None,
     cohort: Annotated[float | None, typer.Option(help="Clients per round; for poisson on average.")] = None,
@@ -163,22 +165,33 @@ def epsilon(
     mechanism: Annotated[str, typer.Option(help="gaussian | laplace")] = "gaussian",
     epsilon0: Annotated[float | None, typer.Option(help="shuffle: epsilon of one message.")] = None,
     cap: Annotated[int | None, typer.Option(help="poisson: most clients a round keeps.")] = None,
+    bins: Annotated[int | None, typer.Option(help="allocation: rounds of a pass; each client is in one.")] = None,
+    passes: Annotated[int | None, typer.Option(help="allocation: number of passes, in place of --rounds.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Compute the epsilon of a sampler, a noise and a number of rounds."""
+    if sampler == "allocation":
+        if bins is None:
+            raise ConfigError("no --bins", "the rounds of a pass, in exactly one of which each client is")
+        rounds = rounds if passes is None else passes * bins
+        population = bins if population is None and delta is not None else population
+    elif bins is not None or passes is not None:
+        raise ConfigError(f"--bins or --passes with --sampler {sampler}", "--sampler allocation with both")
+    if population is None:
+        raise ConfigError("no --population", "the number of clients")
     for option, value in (("population", population), ("rounds", rounds)):
         if value < 1:
             raise ConfigError(f"--{option} {value}", "at least 1")
     delta = accountant.default_delta(population) if delta is None else delta
     accountant.check_delta(delta, population, override=True)
-    found = epsilon_of(sampler, population, rounds, delta, cohort, noise_multiplier, mechanism, epsilon0, cap)
+    found = epsilon_of(sampler, population, rounds, delta, cohort, noise_multiplier, mechanism, epsilon0, cap, bins)
     output(as_json, found, epsilon_text(found))
 
 
 def epsilon_of(
     sampler: str, population: int, rounds: int, delta: float, cohort: float | None = None,
     noise_multiplier: float | None = None, mechanism: str = "gaussian", epsilon0: float | None = None,
-    cap: int | None = None,
+    cap: int | None = None, bins: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return epsilon against an adversary who sees the released models, and against one who also sees the cohorts.
 
@@ -213,6 +226,8 @@ def epsilon_of(
     else:
         if sampler == "full":
             clients: samplers.Sampler = samplers.Everyone(population)
+        elif sampler == "allocation":
+            clients = samplers.RandomAllocation(population, bins or 0)
         elif cohort is None:
             raise ConfigError(
                 "no --cohort", "the number of clients in a round (for poisson: on average)", "add --cohort"
@@ -222,8 +237,7 @@ def epsilon_of(
         elif not float(cohort).is_integer():
             raise ConfigError(f"--cohort {cohort}", f"a whole number for --sampler {sampler}")
         else:
-            kind = samplers.FixedSize if sampler == "fixed" else samplers.RoundRobin
-            clients = kind(population, int(cohort))
+            clients = (samplers.FixedSize if sampler == "fixed" else samplers.RoundRobin)(population, int(cohort))
         cost = client_cost(clients, CentralNoise(noise), Participation.planned(clients, rounds))
         lines = [cost.line("models"), cost.line("cohort")]
     each = [{"adversary": line.adversary, **line_entry(line, delta)} for line in lines]

@@ -209,5 +209,8 @@ def check_plan(plan: Plan) -> None:
     if plan.needs or plan.mask is not None or any(step.needs_slopes for step in plan.encode):
         needs = ", ".join(sorted(plan.needs)) or "a mask or gradients of its own"
         raise EngineError(f"a plan that needs {needs}", "central_noise or local_noise after steps such as clip")
+    if plan.clients.pass_rounds > 1:
+        found = f"sampler {plan.clients.kind!r}, where nodes and network see who is asked in which round"
+        raise PlanError("sampling", found, "cohorts that nobody sees", "sample with poisson")
     if plan.clip is None:
         raise PlanError("clip", "a plan without a Clip step", "a clip norm, because an app's updates are unbounded")

@@ -42,6 +42,7 @@ class SamplingLaw:
     and the cost depends on the next two fields alone
     max_participations  rounds -> the most of these rounds that one unit is in
     min_separation      least distance in rounds between two rounds of one unit
+    pass_rounds         rounds of a pass, in exactly one of which each unit is; `secret` then speaks of passes
     """
 
     population: int
@@ -53,6 +54,7 @@ class SamplingLaw:
     secret: bool = True
     max_participations: Callable[[int], int] | None = None
     min_separation: int | None = None
+    pass_rounds: int = 1
 
     def inclusions(self, t: int) -> Floats:
         """Return P[drawn in round t] of every unit: [population]."""

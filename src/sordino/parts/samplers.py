@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino import codec
-from sordino.accounting import events
+from sordino.accounting import allocation, events
 from sordino.accounting.composition import binomial_most, binomial_within
 from sordino.accounting.events import Event, Relation
 from sordino.codec import Part
@@ -27,7 +27,7 @@ from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, brief_repr
 from sordino.parts.record_samplers import SamplingLaw, poisson_law
 from sordino.parts.schedules import CLIENTS, require, share
-from sordino.rng import Seeded, Streams
+from sordino.rng import Seeded, Streams, secure_generator
 
 Cohort = NDArray[np.int64]
 NO_RANDOMNESS = Seeded(0).at(0, "none")  # the generator passed to a public sampler, which draws nothing from it
@@ -46,6 +46,7 @@ class Sampler(Part):
     relation: ClassVar[Relation]
     random: ClassVar[bool] = True  # False: the cohorts are public before the run
     amplifies: ClassVar[bool] = False  # True: `amplify` is proved against an adversary who does not see the cohort
+    pass_rounds: int = 1  # consecutive rounds whose cohorts one draw decides: `draw` gets the same random bits in each
 
     @property
     @abstractmethod
@@ -544,6 +545,107 @@ class CyclicPoisson(_RandomCohorts, kind="cyclic_poisson"):
 
     def for_one_client(self) -> Sampler:
         return replace(self, population=self.groups)
+
+
+@dataclass(frozen=True)
+class RandomAllocation(_RandomCohorts, kind="random_allocation"):
+    """Random allocation: every pass of `bins` rounds has each client in exactly one of its rounds, a secret one.
+
+    The round is drawn uniformly for each client, independently of other clients, and anew for every pass. So every
+    client takes part once a pass, as with a shuffled order, and cohorts have population / bins clients on average.
+
+    Guarantee: add/remove or zero out one client, at the price of `events.Allocated` for each pass that was begun
+    (docs/privacy.md, "Random allocation"). It needs the allocation to stay secret, so it is refused where a release or
+    an engine shows cohorts. The denominator is population / bins. A client that must be in k of t rounds is in one
+    round of each of k passes of t / k bins: use bins = t / k.
+    """
+
+    population: int
+    bins: int
+    relation: ClassVar[Relation] = "add_remove"
+
+    def __post_init__(self) -> None:
+        _check_count("population", self.population)
+        found, needed = f"bins = {brief_repr(self.bins)}", f"at least 2, and at most {allocation.MOST_BINS:,}"
+        fits = 2 <= self.bins <= allocation.MOST_BINS
+        require(fits, "sampling", found, needed, "bins = rounds in which every client takes part once")
+
+    @property
+    def pass_rounds(self) -> int:  # type: ignore[override]
+        return self.bins
+
+    @property
+    def expected(self) -> float:
+        return self.population / self.bins
+
+    def draw(self, t: int, rng: np.random.Generator) -> Cohort:
+        """Return the clients whose bin is round t of its pass; `rng` starts equally in all rounds of a pass."""
+        return np.flatnonzero(rng.integers(0, self.bins, self.population) == t % self.bins).astype(np.int64)
+
+    def law(self) -> SamplingLaw:
+        return replace(poisson_law(self.population, 1 / self.bins), pass_rounds=self.bins)
+
+    def amplify(self, event: Event) -> Event:
+        """Return the event of one pass; `amplified_rounds` counts passes."""
+        return events.Allocated(self.bins, event)
+
+    def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+        """Return the number of passes; a round that was repeated after a kill began another pass (`PassDraws`)."""
+        return -(-rounds // self.bins) + len(repeated)
+
+    def max_participations(self, rounds: int) -> int:
+        return self.amplified_rounds(rounds)
+
+    def participations_with_repeats(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+        return self.amplified_rounds(rounds, repeated)
+
+    def participation_cdf(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
+        return np.asarray(allowed >= self.amplified_rounds(rounds), dtype=np.float64)
+
+    def shrunk(self, share: float) -> Sampler:
+        return replace(self, population=_scaled_count(self.population, share))
+
+    def worst_populations(self) -> tuple[Sampler, ...]:
+        return tuple(replace(self, population=few) for few in sorted({min(self.population, few) for few in (2, 50)}))
+
+    def for_one_client(self) -> Sampler:
+        return replace(self, population=1)
+
+
+def draw_seeded(clients: Sampler, streams: Streams, t: int) -> Cohort:
+    """Return the cohort of round t in a simulation, whose random streams can be opened again."""
+    return clients.draw(t, streams.at(t - t % clients.pass_rounds, "cohort"))
+
+
+@codec.hides_values
+@dataclass
+class PassDraws:
+    """Cohorts of a sampler whose draw lasts for a pass (`Sampler.pass_rounds`).
+
+    In a simulation every round opens the stream of the pass's first round again. For release the pass has a secret
+    128-bit key, which the checkpoint keeps until the pass ends. After a kill in a round that was already charged the
+    key is replaced by an empty one, and the rest of the pass is drawn anew: another pass, which `amplified_rounds`
+    counts.
+    """
+
+    clients: Sampler
+    streams: Streams
+    key: tuple[int, ...] | None = None
+
+    def draw(self, t: int) -> Cohort:
+        """Return the cohort of round t."""
+        if self.streams.mode == "simulation":
+            return draw_seeded(self.clients, self.streams, t)
+        if self.key is None and t % self.clients.pass_rounds:
+            found = f"round {t + 1}, in the middle of a pass of {self.clients.kind!r}, without the pass's key"
+            raise PlanError("sampling", found, "the state that the round before it left", "resume from its checkpoint")
+        if t % self.clients.pass_rounds == 0 or not self.key:
+            self.key = tuple(self.streams.at(t, "cohort").integers(0, 2**62, 3).tolist())
+        return self.clients.draw(t, secure_generator(sum(part << 62 * k for k, part in enumerate(self.key)) % 2**128))
+
+    def key_after(self, t: int) -> tuple[int, ...] | None:
+        """Return what round t + 1 needs of the key: nothing if it begins another pass."""
+        return None if (t + 1) % self.clients.pass_rounds == 0 else self.key
 
 
 @codec.hides_values

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from sordino import codec
@@ -28,7 +29,7 @@ from sordino.errors import BudgetError, CertificateError, ConfigError, DataError
 from sordino.loop import check
 from sordino.models import InMemoryModel
 from sordino.outcome import final_model, model_bytes
-from sordino.plan import State
+from sordino.plan import PASS_KEY, State
 from sordino.runs import admission, charge_log
 from sordino.runs.charge_log import CHARGES, RECEIPTS, PrefixHash
 from sordino.runs.folder import PREPARED, Contents, RunFolder
@@ -203,6 +204,9 @@ def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter,
         _repair(folder, held, history, engine, why)
         writer = RunWriter(path, config, held.header, held.log, history, engine)
         state, lines = None if last is None else last.state, tuple(folder.history())
+        if state is not None and state.t in held.log.rounds and PASS_KEY in state.secret_state:
+            # a repeated round is charged as another pass, so the rest of this pass is drawn anew
+            state = replace(state, secret_state={**state.secret_state, PASS_KEY: torch.zeros(0, dtype=torch.int64)})
         yield writer, RunStart(writer, state, lines, refused=folder.refusal(held), notes=tuple(notes))
 
 
