@@ -16,7 +16,7 @@ VERSIONS = {"sordino": __version__, "torch": torch.__version__}
 def private(work: Workload) -> Loop:
     model = work.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    settings = {"epochs": 100, "noise_multiplier": MULTIPLIER, "clip": CLIP, "smoothing": 0.0}
+    settings = {"epochs": 100, "noise_multiplier": MULTIPLIER, "clip_norm": CLIP, "smoothing": 0.0}
     return Loop(*make_private(model, optimizer, work.loader(), **settings))
 
 
