@@ -1,9 +1,10 @@
 """Clipped sum of per-record gradients, sum_j g_j min(1, C / ||g_j||), from recorded layers or for any module.
 
-One norm over all parameters. Fast norms decide for almost every record; a record whose fast norm is not precise enough
-(huge, not finite, or cancelled in float32 by more than the slack) is materialised and measured again. A record whose
-gradient is not finite counts as zero; its norm stays visible as inf or nan. Called by `optimizer` (`clipped_sum`,
-`CheckedForward`), and by the engines: `ClippedGradient` takes any module and any loss with one value per record.
+One norm over all parameters, or one for each `ClipGroup` of them. Fast norms decide for almost every record; a record
+whose fast norm is not precise enough (huge, not finite, or cancelled in float32 by more than the slack) is materialised
+and measured again. A record whose gradient is not finite counts as zero in all groups; its norm stays visible as inf or
+nan. Called by `optimizer` (`clipped_sum`, `CheckedForward`), and by the engines: `ClippedGradient` takes any module and
+any loss with one value per record.
 """
 
 from __future__ import annotations
@@ -44,6 +45,17 @@ class Clipped:
     losses: Tensor  # [b]
 
 
+@dataclass(frozen=True)
+class ClipGroup:
+    """Trained parameters that are clipped together: a record's gradient over all of them has at most `clip_norm`.
+
+    Guarantee: over disjoint groups with clip norms C_l a record's clipped gradient has at most sqrt(sum_l C_l^2).
+    """
+
+    clip_norm: float
+    names: tuple[str, ...]
+
+
 @contextmanager
 def ieee_products() -> Iterator[None]:
     """Compute float32 products as IEEE asks, whatever the user allows for the model, and restore that afterwards.
@@ -73,46 +85,62 @@ def ieee_products() -> Iterator[None]:
 
 
 def clipped_sum(
-    pieces: Pieces, named: Mapping[str, nn.Parameter], batch: int, clip_norm: float, scale: float = 1.0, norm: Norm = 2
+    pieces: Pieces,
+    named: Mapping[str, nn.Parameter],
+    batch: int,
+    groups: Sequence[ClipGroup],
+    scale: float = 1.0,
+    norm: Norm = 2,
 ) -> tuple[dict[str, Tensor], Tensor, bool]:
-    """Return sum_j scale g_j min(1, C / ||scale g_j||) by parameter name, norms ||scale g_j|| [b], if all are finite.
+    """Return sum_j scale g_j min(1, C / ||scale g_j||) by parameter name, norms ||scale g_j||, if all are finite.
 
+    g_j is the gradient of record j over the parameters of one group, C that group's clip norm; norms are [groups, b].
     `scale` undoes a mean: b for a loss that is a mean over the batch, 1 for a sum. Sums of many records are in float64.
     """
-    if not clip_norm > 0:
-        fix = "use a clip norm near the typical gradient norm"
-        raise ConfigError(f"clip_norm {clip_norm}", "a positive number", fix)
+    for group in groups:
+        if not group.clip_norm > 0:
+            fix = "use a clip norm near the typical gradient norm"
+            raise ConfigError(f"clip_norm {group.clip_norm}", "a positive number", fix)
     device = next((p.device for p in named.values()), torch.device("cpu"))
+    norms = torch.zeros(len(groups), batch, dtype=torch.float64, device=device)
     if not batch:
-        none = torch.zeros(0, dtype=torch.float64, device=device)
-        return {name: torch.zeros_like(p) for name, p in named.items()}, none, True
-    finite = True
+        return {name: torch.zeros_like(p) for name, p in named.items()}, norms, True
+    finite, total = True, dict[str, Tensor]()
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        norms, sound = _fast_norms(pieces, torch.zeros(batch, dtype=torch.float64, device=device), clip_norm / scale)
+        owned = [{name: named[name] for name in group.names} for group in groups]
+        masks = [
+            _fast_norms([pieces[p] for p in own.values() if p in pieces], row, group.clip_norm / scale)
+            for group, own, row in zip(groups, owned, norms, strict=True)
+        ]
+        sound = masks[0] if len(masks) == 1 else torch.stack(masks).all(0)
         sound = sound if norm == 2 else torch.zeros_like(sound)
         index = None if bool(sound.all()) else sound.nonzero()[:, 0]  # one value read from the device
-        total = _weighted(pieces, named, factors(norms, clip_norm / scale).mul_(scale), index)
+        for group, own, row in zip(groups, owned, norms, strict=True):
+            total |= _weighted(pieces, own, factors(row, group.clip_norm / scale).mul_(scale), index)
         if batch > FEW:
             total = {name: part.double() for name, part in total.items()}
         if index is not None:
-            _add_carefully(total, norms, pieces, named, (~sound).nonzero()[:, 0], clip_norm, scale, norm)
+            clips = [(group.clip_norm, own) for group, own in zip(groups, owned, strict=True)]
+            _add_carefully(total, norms, pieces, clips, (~sound).nonzero()[:, 0], scale, norm)
             finite = bool(norms.isfinite().all())
     return total, norms if scale == 1 else norms * scale, finite
 
 
-def _fast_norms(pieces: Pieces, squares: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-    """Return the norms ||g_j|| [b], and a mask of the norms that are precise enough; `squares` is a zeroed buffer."""
-    for piece in pieces.values():
+def _fast_norms(pieces: Sequence[Piece], norms: Tensor, clip_norm: float) -> Tensor:
+    """Write the norms ||g_j|| into `norms` [b], which is zeroed; return a mask of those that are precise enough."""
+    squares = norms
+    for piece in pieces:
         squares += piece.squares()
-    doubts = [piece.doubt() for piece in pieces.values()]
-    norms = squares.sqrt()
+    doubts = [piece.doubt() for piece in pieces]
+    known = squares.clone() if any(isinstance(doubt, Tensor) for doubt in doubts) else squares
+    norms = squares.sqrt_()
     sound = norms < _HUGE  # false for nan
-    if any(isinstance(doubt, Tensor) for doubt in doubts):
+    if known is not squares:
         doubt = sum(doubts)
-        sound &= (doubt <= SLACK * squares) | (squares + doubt < clip_norm**2)
+        sound &= (doubt <= SLACK * known) | (known + doubt < clip_norm**2)
     if clip_norm < 1e6 * _TINY:
         sound &= norms > _TINY
-    return norms, sound
+    return sound
 
 
 def _weighted(
@@ -135,22 +163,33 @@ def _add_carefully(
     total: dict[str, Tensor],
     norms: Tensor,
     pieces: Pieces,
-    named: Mapping[str, nn.Parameter],
+    clips: Sequence[tuple[float, Mapping[str, nn.Parameter]]],
     index: Tensor,
-    clip_norm: float,
     scale: float,
     norm: Norm,
 ) -> None:
-    """Compute these records' full gradients a few at a time, with norms in float64, and add them clipped."""
-    used = {name: pieces[parameter] for name, parameter in named.items() if parameter in pieces}
-    sizes = [named[name].numel() for name in used]
-    for some in torch.split(index, max(1, ROOM // (4 * max(1, sum(sizes))))) if used and len(index) else ():
-        rows = torch.cat([piece.at(some).rows().reshape(len(some), -1) for piece in used.values()], 1)
-        norms[some] = row_norms(rows, norm)
-        finite = norms[some].isfinite()
-        clipped = factors(norms[some][finite], clip_norm / scale) * scale @ rows[finite].double()
-        for name, part in zip(used, torch.split(clipped, sizes), strict=True):
-            total[name] += part.view_as(total[name]).to(total[name].dtype)
+    """Compute these records' full gradients a few at a time, with norms in float64, and add them clipped.
+
+    `clips` has the clip norm and the parameters of each group. A record counts as zero in all groups if its gradient
+    is not finite in one.
+    """
+    used = [{name: pieces[p] for name, p in own.items() if p in pieces} for _, own in clips]
+    sizes = [[own[name].numel() for name in part] for (_, own), part in zip(clips, used, strict=True)]
+    count = sum(map(sum, sizes))
+    for some in torch.split(index, max(1, ROOM // (4 * max(1, count)))) if count and len(index) else ():
+        rows = [
+            torch.cat([piece.at(some).rows().reshape(len(some), -1) for piece in part.values()], 1) if part else None
+            for part in used
+        ]
+        for k, found in enumerate(rows):
+            norms[k, some] = 0.0 if found is None else row_norms(found, norm)
+        finite = norms[:, some].isfinite().all(0)
+        for k, found in enumerate(rows):
+            if found is None:
+                continue
+            clipped = factors(norms[k, some][finite], clips[k][0] / scale) * scale @ found[finite].double()
+            for name, part in zip(used[k], torch.split(clipped, sizes[k]), strict=True):
+                total[name] += part.view_as(total[name]).to(total[name].dtype)
 
 
 class CheckedForward:
@@ -302,7 +341,8 @@ class ClippedGradient(CheckedForward):
         if named.keys() != self.named.keys() or any(p is not named[name] for name, p in self.named.items()):
             self.restart(self.whole)  # parameters were frozen or unfrozen
         if not len(y):
-            return Clipped(*clipped_sum({}, named, 0, clip_norm)[:2], torch.zeros(0))
+            total, norms, _ = clipped_sum({}, named, 0, [ClipGroup(clip_norm, tuple(named))])
+            return Clipped(total, norms[0], torch.zeros(0))
         try:
             self.prepare((inputs, y), len(y))
             return self._recorded((inputs, y), clip_norm, norm)
@@ -326,8 +366,9 @@ class ClippedGradient(CheckedForward):
             if any(slope is not None for slope in slopes[1:]):
                 raise UnrecordableError("a parameter used outside the layer that owns it")
             with ieee_products():
-                found = clipped_sum(tape.pieces(), self.named, size, clip_norm, norm=norm)
-            return Clipped(*found[:2], losses.detach())
+                whole = [ClipGroup(clip_norm, tuple(self.named))]
+                total, norms, _ = clipped_sum(tape.pieces(), self.named, size, whole, norm=norm)
+            return Clipped(total, norms[0], losses.detach())
         finally:
             tape.clear()
 

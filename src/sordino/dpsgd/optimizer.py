@@ -21,6 +21,7 @@ from sordino.certificate.facts import Facts, Loop, OwnCode
 from sordino.data import lineage
 from sordino.data.lineage import declared_frozen
 from sordino.dpsgd import account as accounts
+from sordino.dpsgd.clipped_sum import ClipGroup
 from sordino.dpsgd.loader import InputCheck, PendingBatch
 from sordino.dpsgd.own_code import LossCheck, RecordLoss, stale_code
 from sordino.dpsgd.processes import Shards, allow_wrapping, weights_digest
@@ -71,6 +72,7 @@ class PrivateOptimizer(Optimizer):
         self.check = LossCheck(account.settings.reduction, account.settings.records.count)
         kinds = {p.dtype for p in recording.named.values()}
         self.margin = clip_margin(account.settings.reduction, recording.expected, double=kinds == {torch.float64})
+        self.clip_groups = [ClipGroup(account.settings.clip_norm * (1.0 - self.margin), tuple(recording.named))]
         self.own, recording.loss_check = own, self.check if own is None else None
         self.targets = InputCheck(recording.own_code)
         self.compared = 0  # the loop over the loader in which the loss was last compared with its graph
@@ -125,7 +127,7 @@ class PrivateOptimizer(Optimizer):
             self.own.verify(checks)
         checks.read()
         scale = float(size) if settings.reduction == "mean" and not self.recording.mean_undone else 1.0
-        total, lost = self.recording.clipped_sum(settings.clip_norm * (1.0 - self.margin), scale or 1.0)
+        total, _, lost = self.recording.clipped_sum(self.clip_groups, scale or 1.0)
         self._report(lost)
         self._report_idle()
         self._add(total)

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from sordino.dpsgd.batch_independence import has_records, refuse_mixing, trained_outputs
-from sordino.dpsgd.clipped_sum import CheckedForward, clipped_sum, ieee_products
+from sordino.dpsgd.clipped_sum import CheckedForward, ClipGroup, clipped_sum, ieee_products
 from sordino.dpsgd.loader import BatchPiece, InputCheck, PendingBatch
 from sordino.dpsgd.model_graphs import GraphPass, ModelGraphs
 from sordino.dpsgd.own_code import LossCheck, OutputGradient, stale_code, untraceable
@@ -190,14 +190,14 @@ class Recording:
         self.backwards += 1
         self.warning.begin()
 
-    def clipped_sum(self, clip_norm: float, scale: float) -> tuple[dict[str, Tensor], int]:
-        """Return the clipped sum of the batch by parameter name, and the number of records that are not finite."""
+    def clipped_sum(self, groups: Sequence[ClipGroup], scale: float) -> tuple[dict[str, Tensor], Tensor, int]:
+        """Return the clipped sum of the batch by parameter name, norms [groups, b], and how many are not finite."""
         with ieee_products():
             pieces = self.tape.pieces() if self.tape.batch else {}
             self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]
-            total, norms, finite = clipped_sum(pieces, self.named, self.tape.batch, clip_norm, scale)
+            total, norms, finite = clipped_sum(pieces, self.named, self.tape.batch, groups, scale)
         self.forget()
-        return total, 0 if finite else int((~norms.isfinite()).sum())
+        return total, norms, 0 if finite else int((~norms.isfinite().all(0)).sum())
 
     def forget(self) -> None:
         """Discard everything recorded."""
