@@ -85,8 +85,8 @@ def markdown(found: Row) -> str:
     made, load = found["machine"], " to ".join(str(one) for one in found["load"])
     versions = ", ".join(f"{name} {version}" for name, version in sorted(found["versions"].items()))
     text = [
-        f"{found['date']}, seed {found['seed']}; {made['cpu']}, {made['cores']} cores, of which one is used; load {load}; "
-        f"Python {made['python']}, {versions}. memory= is \"{found['memory']}\".",
+        f"{found['date']}, seed {found['seed']}; {made['cpu']}, {made['cores']} cores, of which one is used; load "
+        f'{load}; Python {made["python"]}, {versions}. memory= is "{found["memory"]}".',
         "",
     ]
     for figure, title in FIGURES.items():

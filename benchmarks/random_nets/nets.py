@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def mlp(rng: random.Random) -> Net:
 
     def build(parts: Parts) -> nn.Module:
         sizes = [inputs, *[width] * (depth - 1), CLASSES]
-        layers = [part for a, b in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(a, b), nn.ReLU())]
+        layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
         return nn.Sequential(*layers[:-1])
 
     return Net("MLP", f"{depth} layers of width {width} from {inputs} features", build, (inputs,))

@@ -11,11 +11,14 @@ import json
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 from nets import Net, nets
-from loops import Loop, Make, peak, resident, settle  # of benchmarks/peers, whose path nets.py has set
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "peers"))
+from loops import Loop, Make, peak, resident, settle
 
 
 def step(loop: Loop, batches: Any) -> tuple[float, int]:

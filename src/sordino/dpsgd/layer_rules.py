@@ -267,7 +267,9 @@ class _KernelShape:
 def _piece(module: Conv, x: Tensor, cut: Callable[[Tensor], Tensor], outputs: Tensor) -> Outer | Rows:
     reshape = _KernelShape((*module.kernel_size, module.in_channels // module.groups))
     if module.groups == 1:
-        return Outer(x, OutputGradients(outputs), reshape, cut)
+        sides = module._reversed_padding_repeated_twice
+        fast = partial(_weight_gradient, module) if sides[::2] == sides[1::2] else None  # "same" may pad one side more
+        return Outer(x, OutputGradients(outputs), reshape, cut, fast)
     parts = []
     for some in chunks(slice(0, len(x)), 2 * cut(x[:1]).numel()):
         whole = wide(cut(x[some]))
@@ -277,6 +279,18 @@ def _piece(module: Conv, x: Tensor, cut: Callable[[Tensor], Tensor], outputs: Te
         slopes = outputs[some].reshape(len(whole), whole.shape[1], module.groups, -1).permute(0, 2, 3, 1)
         parts.append(torch.matmul(slopes, inputs).flatten(1, 2))
     return Rows(torch.cat(parts), reshape)
+
+
+def _weight_gradient(module: Conv, slopes: Tensor, x: Tensor) -> Tensor:
+    """Return sum_j dW_j from the output gradients [b, T, O] of images x, by the gradient that torch has."""
+    padded = module.padding_mode != "zeros"  # already, in another way than with zeros
+    image = slopes.view(len(slopes), *_sides(module, x if padded else _padded(module, x[:1])), -1).movedim(-1, 1)
+    pads = [0] * len(module.stride) if padded else list(module._reversed_padding_repeated_twice[::-2])
+    grad = torch.ops.aten.convolution_backward  # (slope, input, weight, bias sizes, ..., which of the three)
+    weight = module.weight.detach().to(slopes.dtype)
+    options = (list(module.stride), pads, list(module.dilation), False, [0] * len(pads), 1, [False, True, False])
+    found: Tensor = grad(image, x, weight, None, *options)[1]
+    return found
 
 
 def attention(

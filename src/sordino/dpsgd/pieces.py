@@ -33,6 +33,7 @@ NEAR, FAR = 12, 32  # reading and writing a materialised entry, in multiplicatio
 CACHE = 1 << 23  # entries
 GRAM = 0.8  # a Gram matrix is small: its multiplications are slower by this
 CHUNK = 1 << 20  # entries that are made at once, of patches, products and Gram matrices
+KEPT = 1 << 22  # entries of a batch's gradients that are kept for speed where their factors are smaller
 ROOM = 1 << 26  # entries of gradients that are made at once where fast norms are not precise enough
 ROUNDING = 1e-6  # of a Gram sum, relative to the sum of its absolute values
 HALF = frozenset({torch.bfloat16, torch.float16})
@@ -91,7 +92,7 @@ class Piece(Protocol):
     weighted  sum_j weights_j g_j, shaped as the parameter; of more than `FEW` records in float64
     rows      the gradients themselves, [b, *shape]
     at        the same piece for some of the records only
-    compact   the same gradients in the form that takes the least memory, with their squares where that form is costly
+    compact   the same gradients in the form that takes the least memory, but for `room` entries, with their squares
     """
 
     def squares(self) -> Tensor: ...
@@ -99,7 +100,7 @@ class Piece(Protocol):
     def weighted(self, weights: Tensor) -> Tensor: ...
     def rows(self) -> Tensor: ...
     def at(self, index: Tensor) -> Piece: ...
-    def compact(self) -> Piece: ...
+    def compact(self, room: int = 0) -> Piece: ...
 
 
 def weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
@@ -152,7 +153,7 @@ class Rows:
     def at(self, index: Tensor) -> Rows:
         return Rows(self.value[index], self.reshape)
 
-    def compact(self) -> Rows:
+    def compact(self, room: int = 0) -> Rows:
         return self
 
 
@@ -188,19 +189,22 @@ class Outer:
     """Gradients g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I] and output gradients [b, T, O].
 
     `reshape` maps [..., O, I] to [..., *shape] of the parameter; `cut` makes the inputs of some records (patches of
-    images, which are larger than the images) out of what is kept of them.
+    images, which are larger than the images) out of what is kept of them; `product` is a faster way from output
+    gradients and what is kept to sum_j g_j in the parameter's shape.
 
     T = 1:     ||g_j||^2 = |in_j|^2 |out_j|^2
     else:      ||g_j||^2 = sum_{t,s} (in_t . in_s)(out_t . out_s), or g_j materialised, whichever is cheaper
 
-    g_j is kept where it has fewer entries than the inputs and output gradients that it is made of. Then materialising
-    it costs one pass over I O entries, else the product is computed again for the weighted sum.
+    g_j is kept where it has fewer entries than the inputs and output gradients that it is made of, or at most `room`
+    over all records. Then materialising it costs one pass over I O entries, else the product is computed again for the
+    weighted sum.
     """
 
     inputs: Tensor
     outputs: OutputGradients
     reshape: Callable[[Tensor], Tensor] = identity
     cut: Callable[[Tensor], Tensor] = identity
+    product: Callable[[Tensor, Tensor], Tensor] | None = None
     known: Tensor | None = field(init=False, default=None)
     slack: Tensor | float = field(init=False, default=0.0)
 
@@ -220,11 +224,11 @@ class Outer:
     def doubt(self) -> Tensor | float:
         return self.slack
 
-    def compact(self) -> Piece:
+    def compact(self, room: int = 0) -> Piece:
         (b, t, o), i = self.outputs.value.shape, self.read(slice(0, 1)).shape[2]
         if t == 1 or not b or self.known is not None:
             return self
-        smaller = i * o <= t * o + self.inputs[0].numel()
+        smaller = i * o <= t * o + self.inputs[0].numel() or b * i * o <= room
         entry = (NEAR if b * i * o <= CACHE else FAR) if smaller else t + NEAR  # multiplications per entry of g_j
         if GRAM * t * t * (i + o) < entry * i * o:
             self.known = self._by_gram(b, t * (t + i))
@@ -253,20 +257,18 @@ class Outer:
         return squares
 
     def weighted(self, weights: Tensor) -> Tensor:
-        time_first, outputs = self.outputs.time_first, self.outputs.value
-        entries = 0 if self.cut is identity else self.read(slice(0, 1)).numel()
+        time_first, outputs, fast = self.outputs.time_first, self.outputs.value, self.product
+        if fast is not None:
+            return summed(
+                len(weights),
+                lambda some, cast, _: fast(
+                    cast(outputs[some] * weights[some, None, None]), cast(wide(self.inputs[some]))
+                ),
+            )
 
         def product(some: slice, cast: Cast, out: Tensor | None) -> Tensor:  # sum_jt out_jt (x) in_jt, [O, I]
-            for part in chunks(slice(some.start, min(some.stop, len(weights))), entries):
-                left = _flat(outputs[part] * weights[part, None, None], time_first)
-                right = _flat(self.read(part), time_first)
-                if part.start == some.start:
-                    out = torch.mm(cast(left.T), cast(right), out=out)
-                else:
-                    assert out is not None
-                    out.addmm_(cast(left.T), cast(right))
-            assert out is not None
-            return out
+            left = _flat(outputs[some] * weights[some, None, None], time_first)
+            return torch.mm(cast(left.T), cast(_flat(self.read(some), time_first)), out=out)
 
         return self.reshape(summed(len(weights), product))
 
@@ -274,7 +276,8 @@ class Outer:
         return self.reshape(_products(self.read(), self.outputs.value))
 
     def at(self, index: Tensor) -> Piece:
-        return Outer(self.inputs[index], OutputGradients(self.outputs.value[index]), self.reshape, self.cut)
+        outputs = OutputGradients(self.outputs.value[index])
+        return Outer(self.inputs[index], outputs, self.reshape, self.cut, self.product)
 
 
 def _products(inputs: Tensor, outputs: Tensor, out: Tensor | None = None) -> Tensor:
@@ -333,7 +336,7 @@ class Lookup:
     def at(self, index: Tensor | slice) -> Lookup:
         return Lookup(self.index[index], self.outputs[index], self.words)
 
-    def compact(self) -> Lookup:
+    def compact(self, room: int = 0) -> Lookup:
         return self
 
 
@@ -372,7 +375,7 @@ class Tied:
         lookup = self.lookup.at(index)
         return Tied(outer, lookup) if isinstance(outer, Outer) else Rows(outer.rows() + lookup.rows())
 
-    def compact(self) -> Tied:
+    def compact(self, room: int = 0) -> Tied:
         return self
 
 
@@ -428,7 +431,9 @@ class Call:
         with torch.no_grad(), torch.autocast(slope.device.type, enabled=False), ieee_products():
             for parameter, piece in use(wide(slope)):
                 if parameter is not None and parameter.requires_grad:
-                    self.found.append((parameter, piece.compact()))
+                    small = piece.compact(self.tape.room)
+                    self.tape.room -= small.value.numel() if isinstance(small, Rows) and small is not piece else 0
+                    self.found.append((parameter, small))
 
     def leaks(self, slope: Tensor, own: int) -> bool:
         """Return whether the gradient of one record's loss is nonzero in other records' slices."""
@@ -485,11 +490,12 @@ class Tape:
         self.calls: list[Call] = []
         self.row: int | None = None  # the record whose gradient is computed, while slices are checked
         self.leaked = False  # whether that gradient was nonzero in another record's slice
+        self.room = KEPT  # entries of this batch's gradients that may be kept though their factors are smaller
 
     def clear(self) -> None:
         for call in self.calls:  # the user's loss may hold the calls, and what they hold
             call.use, call.kept, call.found = None, None, []
-        self.calls = []
+        self.calls, self.room = [], KEPT
         self.anchor.grad = None
 
     def drop_finished(self) -> None:

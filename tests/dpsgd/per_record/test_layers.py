@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -222,9 +221,13 @@ def test_repeated_words_are_added_before_the_norm() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_a_few_records_at_a_time_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("gram", "kept"), [(0.0, 0), (1e9, 0), (1e9, 1 << 22)], ids=["ghost", "smaller", "kept"])
+def test_every_way_to_keep_gradients_a_few_records_at_a_time_gives_the_same(
+    name: str, gram: float, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, x, y = prepared(name)
     whole = ClippedGradient(model, squared).sum(x, y, 0.5)
-    monkeypatch.setattr("sordino.dpsgd.pieces.CHUNK", 50)
+    for constant, value in {"CHUNK": 50, "GRAM": gram, "KEPT": kept}.items():
+        monkeypatch.setattr(f"sordino.dpsgd.pieces.{constant}", value)
     expected = {name: part.double() for name, part in whole.total.items()}
     assert_equal(ClippedGradient(model, squared).sum(x, y, 0.5), expected, whole.norms)
