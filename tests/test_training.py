@@ -325,5 +325,5 @@ def test_a_device_is_the_engine_s_if_there_is_one() -> None:
     assert sordino.train(plan(), task(), device="cpu").history
     with pytest.raises(ConfigError, match="device"):
         sordino.train(plan(), task(), device="no such device")
-    with pytest.raises(ConfigError, match="beside an engine"):
+    with pytest.raises(ConfigError, match="together with an engine"):
         sordino.train(plan(), task(), device="cuda", engine=InProcess())

@@ -1,20 +1,20 @@
-"""Exceptions of this package, and short reprs for their sentences. Used everywhere.
+"""Exceptions of this package, and short reprs of values for their messages. Used everywhere.
 
     SordinoError
     ├── UserError               a mistake in the input: exit code 2, one sentence
     │   ├── ConfigError         a TOML file or an option that cannot be read
     │   ├── DataError           data that cannot be trained on
-    │   ├── PlanError           a plan whose certificate would be meaningless; `rule` names why
-    │   ├── PartError           a part from elsewhere that raises, or returns what it must not
-    │   ├── StorageError        a disk or a memory that is full, a folder that is gone or may not be written
-    │   ├── EngineError         a release that asks for what the engine does not offer
-    │   ├── SideConditionError  a closed form asked outside the range where it is proved
-    │   └── UnreachableError    a calibration target that no value can meet
-    ├── BudgetError             a round that would overspend: the run stops before it
-    ├── DivergedError           a round after which the model is not finite: the run stops, the state before it is kept
-    ├── QuorumError             a round that too few clients answered: exit code 3, continue with --resume
+    │   ├── PlanError           a plan that cannot be certified; `rule` is the name of the broken rule
+    │   ├── PartError           a part of a plan, written by the user, that raised or returned an invalid value
+    │   ├── StorageError        a full disk or memory, or a folder that is missing or not writable
+    │   ├── EngineError         a plan that needs a feature which the engine does not have
+    │   ├── SideConditionError  a closed-form bound used outside the range where it is proved
+    │   └── UnreachableError    a calibration target that no noise multiplier, rate, ... can meet
+    ├── BudgetError             a round that would exceed a privacy budget: the run stops before it
+    ├── DivergedError           a round after which the model has NaN or infinity: the run stops and keeps the state
+    before it ├── QuorumError             a round that too few clients answered: exit code 3, continue with --resume
     ├── RankError               a process of a distributed run that ended early: exit code 3, continue with --resume
-    └── CertificateError        a certificate that disagrees with what ran: exit code 1
+    └── CertificateError        a certificate that disagrees with the files of its run: exit code 1
 
 A user's error says what was found, what is needed, and how to fix it.
 """
@@ -52,7 +52,7 @@ class SordinoError(Exception):
 
 
 class UserError(SordinoError):
-    """A mistake in the input, as one sentence: what was found, what is needed, how to fix it."""
+    """Raised for a mistake in the input, as one sentence: what was found, what is needed, how to fix it."""
 
     def __init__(self, found: str, needed: str = "", fix: str = "") -> None:
         self.found, self.needed, self.fix = found, needed, fix
@@ -65,15 +65,15 @@ class UserError(SordinoError):
 
 
 class ConfigError(UserError):
-    """A TOML file or an option that cannot be read."""
+    """Raised for a TOML file or an option that is invalid."""
 
 
 class DataError(UserError):
-    """Data that cannot be trained on."""
+    """Raised for data, or a model, that cannot be trained on."""
 
 
 class PlanError(UserError):
-    """A plan that cannot be certified. `rule` is the name of the broken rule (docs/privacy.md)."""
+    """Raised for a plan that cannot be certified. `rule` is the name of the broken rule (docs/privacy.md)."""
 
     def __init__(self, rule: str, found: str, needed: str = "", fix: str = "") -> None:
         self.rule = rule
@@ -81,7 +81,7 @@ class PlanError(UserError):
 
 
 class PartError(UserError):
-    """A user's part that failed in a run, or returned an invalid value. Charged rounds stay charged."""
+    """Raised if a part written by the user raises or returns an invalid value in a run. Charged rounds stay charged."""
 
     def __init__(self, found: str, needed: str = "") -> None:
         fix = "repair the part; charged rounds stay charged, and --resume continues the run if the code is the same"
@@ -89,23 +89,27 @@ class PartError(UserError):
 
 
 class StorageError(UserError):
-    """A full disk or memory, or a folder that cannot be written; the sentence says how to continue."""
+    """Raised for a full disk or memory, or a folder that cannot be written; the message says how to continue."""
 
 
 class EngineError(UserError):
-    """A release that needs what the engine does not offer, or an engine that failed."""
+    """Raised for a plan that needs a feature which the engine does not have, or for an engine that failed."""
 
 
 class SideConditionError(UserError):
-    """A closed form asked outside the range where it is proved; the numbers are in the sentence."""
+    """Raised where a closed-form bound is used outside the range in which it is proved; the message gives the
+    numbers.
+    """
 
 
 class UnreachableError(UserError):
-    """A calibration target that no value of the free quantity can meet."""
+    """Raised for a calibration target that no value of the calibrated quantity can meet."""
 
 
 class BudgetError(SordinoError):
-    """A round that would overspend a budget; nothing of it was released. `refused` is its round and cohort."""
+    """Raised before a round that would exceed a privacy budget; nothing of the round was released.
+
+    `refused` is the round and its cohort."""
 
     def __init__(self, message: str, refused: Any = None) -> None:
         self.refused = refused
@@ -113,11 +117,13 @@ class BudgetError(SordinoError):
 
 
 class DivergedError(SordinoError):
-    """A round whose step left NaN or infinity in the server's state; the state before it is the last good one."""
+    """Raised after a round that left NaN or infinity in the server's state; the checkpoint holds the state before
+    it.
+    """
 
 
 class QuorumError(SordinoError):
-    """A round that too few clients answered in all tries. `collected` holds the answers and receipts that came."""
+    """Raised if too few clients answered a round in all attempts. `collected` holds the answers that arrived."""
 
     def __init__(self, what: str, collected: Any = None) -> None:
         self.collected = collected
@@ -125,25 +131,26 @@ class QuorumError(SordinoError):
 
 
 class RankError(SordinoError):
-    """A process of a distributed run ended early. What was charged stays charged, and the checkpoint is whole.
+    """Raised if a process of a distributed run ended early. Charged rounds stay charged, and the checkpoint is
+    complete.
 
-    `lost`: another process than this one ended. `said`: another process has printed the sentence already.
+    `lost`: a process other than this one ended. `said`: another process has printed the message already.
     """
 
     def __init__(self, what: str, *, lost: bool = False, said: bool = False) -> None:
         self.lost, self.said = lost, said
-        super().__init__(f"{what}; what was charged stays charged; continue with --resume")
+        super().__init__(f"{what}; charged rounds stay charged; continue with --resume")
 
 
 class Stopped(SystemExit):
-    """Exit after SIGTERM or SIGHUP: files and processes are cleaned up first, and the exit code is the shell's."""
+    """Raised on SIGTERM or SIGHUP to exit with code 128 + signal number, after files and processes are cleaned up."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
 
 
 class CertificateError(SordinoError):
-    """A certificate that disagrees with what ran; `field` is the first field that differs."""
+    """Raised if a certificate disagrees with the files of its run; `field` is the first field that differs."""
 
     def __init__(self, field: str, message: str) -> None:
         self.field = field

@@ -1,8 +1,8 @@
 """The model as one flat vector: positions of its tensors, and which entries are trained. Used by engines and parts.
 
 Order: trainable parameters in the module's order, then floating-point buffers (they are uploaded too, so they are
-clipped too). Integer buffers, buffers that no checkpoint keeps (persistent=False: constants, as the frequencies of a
-rotary embedding) and frozen parameters are not aggregated: a module that changes them while it trains is refused.
+clipped too). Integer buffers, non-persistent buffers (constants such as the frequencies of a rotary embedding) and
+frozen parameters are not aggregated: a module that changes them while it trains is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Layout:
         """The layout of a module's trainable parameters and floating-point buffers."""
         found = cls.of_shapes((name, tensor.shape, trainable) for name, tensor, trainable in _named(model))
         if not any(slot.trainable for slot in found.slots):
-            fix = "adapters of peft: inference_mode=False, or PeftModel.from_pretrained(..., is_trainable=True)"
+            fix = "set requires_grad; for peft: inference_mode=False, or from_pretrained(..., is_trainable=True)"
             raise DataError("a model with no trainable parameter", "at least one parameter with requires_grad", fix)
         return found
 
@@ -67,11 +67,13 @@ class Layout:
         return max(slot.stop for slot in self.slots if slot.trainable)
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """Named views of [d] or [m, d]: [*shape] or [m, *shape]."""
+        """Return views of the model's tensors by name: [*shape] each for one vector [d], [m, *shape] for rows [m,
+        d].
+        """
         return {s.name: rows[..., s.start : s.stop].view((*rows.shape[:-1], *s.shape)) for s in self.slots}
 
     def rows(self, named: Mapping[str, Tensor], count: int) -> Tensor:
-        """Rows [count, d] of named tensors [count, *shape]: the inverse of `views`."""
+        """Concatenate named tensors [count, *shape] into rows [count, d]: the inverse of `views`."""
         return torch.cat([named[slot.name].reshape(count, -1) for slot in self.slots], dim=1)
 
     def tensors(self, model: nn.Module) -> list[Tensor]:
@@ -96,11 +98,13 @@ class Layout:
                 tensor.grad = view(gradient[slot.start : slot.stop], slot.shape)
 
     def channels_last(self, rows: Tensor) -> Tensor:
-        """Rows [m, d] with every 4-dimensional tensor in the order O,H,W,I: how a CPU convolves fastest."""
+        """Return rows [m, d] with each 4-dimensional tensor in memory order O,H,W,I, in which CPU convolutions are
+        fastest.
+        """
         return self._reordered(rows, lambda part, s: part.view(-1, *s).permute(0, 1, 3, 4, 2))
 
     def channels_first(self, rows: Tensor) -> Tensor:
-        """The inverse of `channels_last`."""
+        """Return rows [m, d] in the order of the module's own tensors: the inverse of `channels_last`."""
         return self._reordered(rows, lambda part, s: part.view(-1, s[0], s[2], s[3], s[1]).permute(0, 1, 4, 2, 3))
 
     def _reordered(self, rows: Tensor, turn: Callable[[Tensor, torch.Size], Tensor]) -> Tensor:
@@ -114,7 +118,7 @@ class Layout:
 
 
 def _channels_last(part: Tensor, shape: torch.Size) -> Tensor:
-    """A view of logical `shape` on entries that lie in the order O,H,W,I (4-dimensional), or as they are."""
+    """Return a view of logical `shape`; entries of a 4-dimensional tensor are stored in the order O,H,W,I."""
     if len(shape) != 4:
         return part.view(shape)
     return part.view(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)
@@ -132,7 +136,9 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
 
 
 def copied(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
-    """Deep copy of a module that shares the tensors in `shared`; tensors computed by hooks are copied as constants."""
+    """Return a deep copy of a module that shares the tensors in `shared`; tensors computed by hooks become
+    constants.
+    """
     held = [value for part in model.modules() for value in vars(part).values() if isinstance(value, Tensor)]
     plain = {id(value): value.detach().clone() for value in held if not value.is_leaf}
     return copy.deepcopy(model, plain | {id(value): value for value in shared})

@@ -32,7 +32,7 @@ from sordino.task import Task, evaluate
 
 
 class Charges(Protocol):
-    """Ledger to which a round, or the preparations (`BEFORE`), is charged before anything of it is released."""
+    """Log of charges: a round, or the preparations (`BEFORE`), is recorded before anything of it is released."""
 
     def charge(self, t: int, cohort: Cohort | None) -> None: ...
 
@@ -46,7 +46,7 @@ class ReceiptLog(Protocol):
 
 @dataclass(frozen=True)
 class RoundReceipts:
-    """Refusals of the last cohort, and receipts of silos, after the first `after` charges of a run."""
+    """Silos that refused the last cohort, and receipts of silos, after the first `after` charges of a run."""
 
     after: int
     refused: tuple[int, ...] = ()
@@ -56,7 +56,7 @@ class RoundReceipts:
 @codec.hides_values
 @dataclass
 class Tally:
-    """Charges in memory: the rounds released and, where the cohort is public or released, their cohorts."""
+    """Log of charges in memory: the charged rounds and, if cohorts are public or released, their cohorts."""
 
     rounds: list[int] = field(default_factory=list)
     prepared: int = 0  # number of releases of the plan's preparations
@@ -78,7 +78,7 @@ class Tally:
 @codec.hides_values
 @dataclass(frozen=True)
 class Round:
-    """Result of one round. `diagnostics` come from unreleased data: for simulation, never for release."""
+    """Result of one round. `diagnostics` are computed from private data without noise: for simulations only."""
 
     t: int
     state: State
@@ -89,7 +89,7 @@ class Round:
 
 
 def check(plan: Plan, task: Task, engine: Engine) -> None:
-    """Refuse a run whose certificate would not be true of it."""
+    """Refuse a plan, task and engine whose run could not be certified."""
     check_population(plan, task.clients.population)
     check_needs(plan, task.public is not None, engine)
     check_prepared(plan, task)
@@ -100,14 +100,14 @@ def check_train_metrics(asked: bool | None, mode: Mode) -> None:
     """Refuse metrics of the clients' own records, which are not private, in a run for release."""
     if asked and mode != "simulation":
         found = f"train_metrics = true in a run whose noise is {mode}"
-        needed = "figures of public records only: those of the clients' own are not private"
+        needed = "metrics of public records only: metrics of the clients' own records are not private"
         raise ConfigError(found, needed, 'drop train_metrics, or set noise = "simulation" under [privacy]')
 
 
 def check_population(plan: Plan, population: int) -> None:
     """Refuse data of another number of clients than the plan's."""
     if plan.clients.population != population:
-        found = f"a plan for {plan.clients.population} clients and data of {population}"
+        found = f"a plan for {plan.clients.population} clients and data of {population} clients"
         raise DataError(found, "the same population in both", f"set population = {population} in the plan's clients")
 
 
@@ -117,14 +117,18 @@ def check_needs(plan: Plan, public: bool, engine: Engine) -> None:
         plan.check_fitted()
     if plan.mask is not None and plan.mask.source.needs_public_data and not public:
         fix = "pass public=records to the task"
-        raise DataError("a mask from public records and a task without any", "a task with public records", fix)
+        raise DataError(
+            "a mask that is computed from public records, and a task without public records",
+            "a task with public records",
+            fix,
+        )
     missing = plan.needs - engine.offers
     if missing:
         asking = [part for part in (plan.release, plan.server) if missing & part.needs]
         who = next(iter([*asking, *(plan.prepare if "preparation" in missing else ())]), plan.local)
         found = f"{who.kind!r} on an engine without {', '.join(sorted(missing))}"
         fix = "run it in one process (no --workers, no network), or declare ranges" if "preparation" in missing else ""
-        raise EngineError(found, "an engine that offers it", fix)
+        raise EngineError(found, "an engine that has it", fix)
 
 
 def run(
@@ -132,14 +136,13 @@ def run(
     charges: Charges | None = None, state: State | None = None, budget: Filter | None = None, eval_every: int = 1,
     train_metrics: bool = False, announce: Callable[[dict[str, str | int]], None] | None = None, checked: bool = False,
 ) -> Generator[Round, None, None]:  # fmt: skip
-    """Run the plan from `state` to its last round; yield every round as a frozen value.
+    """Run the plan from `state` to its last round; yield the result of every round.
 
     `announce` receives the engine's header (path, device, clients at once) before the first round.
     `train_metrics` adds metrics of the clients' own records to the diagnostics: they are NOT private, so a run whose
-    noise is for release refuses them. Under noise that rounds share, clients that come too early are left out
-    (`parts.separation`). `checked`: the caller has called `check` on the same values already, before it wrote or
-    charged anything. With a `budget`, a round in which somebody would overspend is not run: `BudgetError`, before
-    anything of it exists.
+    noise is for release refuses them. Under correlated noise, a client that is drawn again before the minimum
+    separation is left out (`parts.separation`). `checked`: the caller has already called `check` on the same values.
+    With a `budget`, a round that would exceed some client's budget raises `BudgetError` before it begins.
     """
     engine, streams, charges = engine or InProcess(), streams or Seeded(0), charges or Tally()
     if not checked:
@@ -187,13 +190,15 @@ def run(
 
 
 def read_together(numbers: Sequence[Tensor]) -> list[float]:
-    """Read tensors of one number each at once: every read waits for an accelerator."""
+    """Return the values of one-number tensors with a single transfer, since every transfer waits for the
+    accelerator.
+    """
     device = next((one.device for one in numbers if one.device.type != "cpu"), torch.device("cpu"))
     return torch.stack([one.to(device, torch.float64) for one in numbers]).tolist() if numbers else []
 
 
 def check_layout(task: Task, layout: Layout) -> None:
-    """Refuse a model whose trained tensors were changed since the run began: they would get these weights."""
+    """Refuse a model whose set of trained tensors was changed since the run began."""
     if task.layout != layout:
         found = "a model whose requires_grad, or whose tensors, were changed between two rounds"
         fix = "restore requires_grad and resume; to train other tensors, start a run with init= the weights of this run"
@@ -206,15 +211,17 @@ def check_finite(state: State) -> None:
     for name, total in zip(floats, read_together([held.sum() for held in floats.values()]), strict=True):
         if not math.isfinite(total) and not bool(floats[name].isfinite().all()):
             raise DivergedError(
-                f"round {state.t} left NaN or infinity in the server's {name}; its release stays charged, and what "
-                f"was kept is the state of round {state.t - 1}; lower the server's step, the clip norm or the local lr"
+                f"round {state.t} left NaN or infinity in the server's {name}; the round stays charged, and the "
+                f"checkpoint holds the state of round {state.t - 1}; lower the server's step, the clip norm or the lr"
             )
 
 
 def one_round(
     plan: Plan, task: Task, worker: Worker, streams: Streams, charges: Charges, state: State, cohort: Cohort
 ) -> tuple[State, Collected]:
-    """Charge, collect, release and step; return the next state, and the sum with its diagnostics."""
+    """Run one round: charge, collect, add noise and step; return the next state, and the clean sum with its
+    diagnostics.
+    """
     t, release = state.t, plan.release
     seen = cohort if release.sees_cohort else None
     if release.local:
@@ -244,7 +251,9 @@ def one_round(
 
 
 def _settle(plan: Plan, charges: Charges, collected: Collected, *, charged: bool) -> None:
-    """Record refusals and receipts of a deployed round; a refusal takes back a charge, if there was one."""
+    """Record refusals and receipts of silos on other machines; a refusal cancels the silo's charge, if there was
+    one.
+    """
     if collected.deployed and plan.cohort_is_public and isinstance(charges, ReceiptLog):
         charges.settle(tuple(sorted(collected.refused)) if charged else (), collected.receipts)
 
@@ -252,7 +261,8 @@ def _settle(plan: Plan, charges: Charges, collected: Collected, *, charged: bool
 def advanced(
     plan: Plan, layout: Layout, streams: Streams, state: State, public: Public, collected: Collected, cohort: Cohort
 ) -> tuple[State, Tensor | None]:
-    """Noise, decode, post-process and step; return the next state and the encoded release (None: a void round)."""
+    """Add noise, decode, post-process and step; return the next state and the encoded release (None if too few clients
+    answered)."""
     t = state.t
     if not plan.release.accepts(collected.received):
         return replace(state, t=t + 1), None
@@ -271,7 +281,7 @@ def advanced(
 def noised_mean(
     plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int, memory: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the noised sum over a public denominator, still encoded, and the noise state for later rounds."""
+    """Return the noised sum divided by a public number, still encoded, and the noise state for later rounds."""
     total, noise = noised_sum(plan, collected, cohort, streams, t, memory)
     return (total / plan.release.denominator(plan.clients.expected, collected.received)).to(torch.float32), noise
 
@@ -287,7 +297,7 @@ def noised_sum(
 
 
 def mean_std(plan: Plan, cohort: Cohort, received: int, public: Public) -> NoiseStd:
-    """Public standard deviation of the noise in every coordinate of the decoded mean, followed step by step."""
+    """Return the noise's standard deviation in each coordinate of the decoded mean, computed from public values."""
     std: NoiseStd = plan.release.noise_std(cohort, public.t) / plan.release.denominator(plan.clients.expected, received)
     for step in reversed(plan.encode):
         std = step.decoded_noise_std(std, public)
@@ -298,7 +308,7 @@ def mean_std(plan: Plan, cohort: Cohort, received: int, public: Public) -> Noise
 
 
 def personal_metrics(plan: Plan, task: Task, state: State, model: Tensor, train: bool) -> dict[str, float]:
-    """Metrics of personal models, each on its own client's rows, averaged over clients. NOT private.
+    """Return metrics of personal models, each on its own client's rows, averaged over clients. NOT private.
 
     personal_accuracy, personal_loss, ... on the rows of `Task.client_test`; with `train`, personal_train_accuracy, ...
     on the clients' own training rows. Empty where the local solver has no `personal_model`.
@@ -320,7 +330,7 @@ def personal_metrics(plan: Plan, task: Task, state: State, model: Tensor, train:
 
 
 def release_figures(clean: Tensor, noised: Tensor) -> dict[str, float]:
-    """Signal-to-noise ratio of a round's mean, and its cosine with the noised mean. NOT private."""
+    """Return the signal-to-noise ratio of a round's mean, and its cosine with the noised mean. NOT private."""
     figures = [(noised.double() - clean).norm(), clean.norm(), noised.norm(), clean @ noised.double()]
     noise, signal, length, product = read_together(figures)
     if not (signal and length):

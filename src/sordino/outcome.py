@@ -1,4 +1,4 @@
-"""Results of a run: lines of history, the model, and counts of charges for its cost. Used by runs/ and training.py."""
+"""Results of a run: lines of its history, its model, and its charges counted. Used by runs/ and training.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NO_FIGURES = ("round", "void", DIAGNOSTIC)  # keys of a history line
 
 
 def history_line(done: Round) -> dict[str, Any]:
-    """One line of history for a round: public figures, and diagnostics marked as not private."""
+    """Return a round's line of the history: public metrics, and diagnostics marked as not private."""
     line: dict[str, Any] = {"round": done.t + 1, **done.metrics}
     if done.void:
         line["void"] = True
@@ -41,12 +41,13 @@ def history_line(done: Round) -> dict[str, Any]:
 
 
 def releasable(line: dict[str, Any], noise: Mode) -> dict[str, Any]:
-    """The part of a history line that may be written: diagnostics of a run for release are shown, never stored."""
+    """Return the part of a history line that may be stored: without diagnostics, which are not private, if the run is
+    for release."""
     return {name: value for name, value in line.items() if noise == "simulation" or name != DIAGNOSTIC}
 
 
 def last_figures(history: list[dict[str, Any]]) -> dict[str, float] | None:
-    """Latest figures of public rows in a history; None if there are none."""
+    """Return the latest metrics on public rows in a history; None if there are none."""
     lines = ({name: line[name] for name in line if name not in _NO_FIGURES} for line in reversed(history))
     return next((figures for figures in lines if figures), None)
 
@@ -59,7 +60,7 @@ def warn_if_no_update(history: list[dict[str, Any]]) -> None:
 
 
 def final_model(plan: Plan, task: Task, state: State) -> nn.Module:
-    """Copy of the task's module with the weights that the run ended with."""
+    """Return a copy of the task's module with the run's final weights."""
     model = copy.deepcopy(task.model)
     task.layout.load(model, plan.server.result(state.memory))
     return unwrapped_model(model).eval()
@@ -88,14 +89,14 @@ def _frozen_names(model: nn.Module) -> set[str]:
 
 
 def model_digest(model: nn.Module) -> str:
-    """SHA-256 of the model's safetensors file."""
+    """Return the SHA-256 of the model's safetensors file."""
     return hashlib.sha256(model_bytes(model)).hexdigest()
 
 
 def facts_of_charges(
     plan: Plan, rounds: list[int], cohorts: list[Cohort], facts: Facts, settled: Sequence[RoundReceipts] = ()
 ) -> Facts:
-    """Add the charges to the facts; participation by client only where the cohort is public or released."""
+    """Return the facts with the counts of charges; counts per client only if cohorts are public or released."""
     again = repeated_rounds(rounds)
     facts = replace(facts, charged=len(rounds), repeats=len(again), repeated=again)
     if not settled and (not cohorts or not plan.clients.random):
@@ -112,7 +113,7 @@ def facts_of_charges(
 
 
 def _asked_once(plan: Plan, rounds: list[int], cohorts: list[Cohort]) -> NDArray[np.int64]:
-    """Number of different rounds in which each client was sampled."""
+    """Return the number of different rounds in which each client was sampled."""
     if not plan.clients.random:
         cohorts = [plan.clients.draw(t, NO_RANDOMNESS) for t in rounds]
     asked = {(t, int(client)) for t, cohort in zip(rounds, cohorts, strict=True) for client in cohort}

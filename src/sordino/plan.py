@@ -44,7 +44,7 @@ NOISE = "noise."  # in `State.secret_state`: what the release remembers of its n
 
 
 class _Cache:
-    """Slot for the computed forecast, which is no field: it is neither compared nor written."""
+    """Cache of a plan's computed forecast, outside of the fields that are compared and written."""
 
     __slots__ = ("_forecast",)
     _forecast: Cost
@@ -52,7 +52,7 @@ class _Cache:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan(_Cache):
-    """A federated algorithm with its privacy, as parts.
+    """A federated algorithm and its privacy mechanism, composed of parts.
 
     `rounds` times: draw clients, solve locally, encode, release the noised sum, decode, post-process, step.
 
@@ -80,7 +80,7 @@ class Plan(_Cache):
         if self.local.reads is not None:
             self._check_records(self.local.reads)
         if self.server.rounds not in (None, self.rounds):
-            found = f"server {self.server.kind!r} of {self.server.rounds} rounds in a plan of {self.rounds}"
+            found = f"server {self.server.kind!r} for {self.server.rounds} rounds in a plan of {self.rounds} rounds"
             raise PlanError("server", found, "a server for as many rounds as the plan has")
         self._check_steps()
         bare = self.release.correlated and not self.release.is_fitted(self.rounds)
@@ -110,7 +110,7 @@ class Plan(_Cache):
 
     @property
     def patterns(self) -> Patterns:
-        """Sets of rounds in which one client may take part, or one record of silo 0 may be read."""
+        """Return the sets of rounds in which one client may take part, or one record of silo 0 may be read."""
         planned = Participation.planned(self.clients, self.rounds)
         if self.local.reads is None:
             return planned.patterns(self.clients)
@@ -128,10 +128,10 @@ class Plan(_Cache):
                 raise PlanError("clip", found, "a positive finite clip norm in every round")
         learned = any(clip_norm.learned for clip_norm in scheduled)
         if learned and self.clips != self.encode[-1:]:
-            found = "an adaptive clip norm, and a step after its Clip or another Clip"
+            found = "an adaptive clip norm, whose Clip is not the last encode step or is not the only Clip"
             raise PlanError("adaptive clip", found, "one Clip, as the last step", "put it at the end of encode")
         if learned and self.local.project:
-            found = "an adaptive clip norm with project = true, under which every update is inside"
+            found = "an adaptive clip norm with project = true, under which no update exceeds the clip norm"
             raise PlanError("adaptive clip", found, "updates that are not projected", "set project = false")
         for where, schedule in codec.nested_values(self):
             if isinstance(schedule, Schedule) and not finite(*schedule.span(self.rounds)):
@@ -140,7 +140,7 @@ class Plan(_Cache):
                 raise PlanError("schedule", found, "finite numbers that float32 holds in every round")
 
     def _check_records(self, reads: RecordSampler) -> None:
-        """Refuse, where one record is the unit, parts that have no bound per record, and too many disjoint batches."""
+        """Refuse parts without a bound per record, if the unit is one record, and too many disjoint batches."""
         most = reads.max_rounds()
         if self.keeps_client_state:
             found = f"{self.local.kind!r}, whose clients keep a state of what they read in earlier rounds"
@@ -150,29 +150,31 @@ class Plan(_Cache):
         spent = self.local.bound()
         needed = self.rounds * (spent.count if isinstance(spent, AlreadyPrivate) else 1)
         if most is not None and needed > most:
-            found = f"{needed} disjoint batches where the smallest silo has {most}"
+            found = f"{needed} disjoint batches, while the smallest silo has records for {most}"
             raise PlanError("one pass", found, "batches that are disjoint in all rounds", "lower rounds or batch")
         if self.encode:
-            found = f"{self.encode[0].kind} after a gradient that is clipped record by record"
+            found = f"{self.encode[0].kind} as an encode step after per-record clipping"
             raise PlanError("records", found, "no encode steps", "drop encode: the local solver bounds the message")
 
     def _check_steps(self) -> None:
-        """Refuse denoising of unknown noise, sparsity of messages that are no updates, two preparations of a column."""
+        """Refuse denoising of noise with unknown scale, sparsity of messages that are no updates, and two releases of
+        a column.
+        """
         asking = [step for step in self.postprocess if step.needs_noise]
         if asking and isinstance(self.bound, AlreadyPrivate):
-            found = f"{asking[0].kind} on messages whose noise went through local steps"
+            found = f"{asking[0].kind} on messages whose noise was added in local steps, so that its scale is unknown"
             fix = "drop the denoiser, or use a release that adds the noise"
             raise PlanError("denoising", found, "noise of known standard deviation", fix)
         bent = next((i for i, step in enumerate(self.postprocess) if not step.linear), len(self.postprocess))
         late = next((step for step in self.postprocess[bent + 1 :] if step.needs_noise), None)
         if late is not None:
-            found = f"{late.kind} after {self.postprocess[bent].kind}, which makes the level of the noise unknown"
+            found = f"{late.kind} after {self.postprocess[bent].kind}, after which the scale of the noise is unknown"
             fix = f"put {late.kind} first, or drop one of the two"
             raise PlanError("denoising", found, "linear post-processing before the denoiser", fix)
         coordinates = (step for step in self.encode if step.needs_slopes or step.needs_tensors or step is self.mask)
         looks = next(coordinates, None)
         if looks is not None and self.local.length(1) != 1:
-            found = f"{looks.kind} on messages of {self.local.kind}, which hold more than an update"
+            found = f"{looks.kind} on messages of {self.local.kind}, which contain more than the model's update"
             raise PlanError("sparsity", found, "messages of one number per parameter", f"drop {looks.kind}")
         names = [part.column for part in self.prepare]
         twice = next((name for name in names if names.count(name) > 1), None)
@@ -191,17 +193,19 @@ class Plan(_Cache):
 
     @property
     def bound(self) -> Bound | AlreadyPrivate:
-        """Bound of one message after all encode steps."""
+        """Norm bound of one message after all encode steps."""
         return self.bounds[-1]
 
     @property
     def bounds(self) -> tuple[Bound | AlreadyPrivate, ...]:
-        """Bounds of one message after the local solver and after each encode step, as `sordino plan` prints them."""
+        """Norm bounds of one message after the local solver and after each encode step, as `sordino plan` prints
+        them.
+        """
         chain: list[Bound | AlreadyPrivate] = [self.local.bound()]
         for step in self.encode:
             before = chain[-1]
             if isinstance(before, AlreadyPrivate):
-                raise PlanError("spent", f"{step.kind} on a message that is private already", "no encode steps")
+                raise PlanError("spent", f"{step.kind} on a message that is already noised", "no encode steps")
             chain.append(step.bound(before))
         return tuple(chain)
 
@@ -218,7 +222,7 @@ class Plan(_Cache):
         self, t: int, size: int = 0, public_state: Mapping[str, Tensor] | None = None,
         update: Callable[[], Tensor] | None = None,
     ) -> Public:  # fmt: skip
-        """Public values of round t: the clip norm, the coordinates (of `size`) that are sent, broadcast vectors.
+        """Return the public values of round t: clip norm, coordinates (of `size`) that are sent, and broadcast vectors.
 
         `public_state` was computed from earlier releases; `update` computes an update on public records, for a mask
         that needs one.
@@ -235,7 +239,9 @@ class Plan(_Cache):
         return Public(t, clip_norm, size, mask, broadcast, state=learned)
 
     def signal_norm(self, public: Public) -> float:
-        """Largest norm of a clipped update, or of a record's clipped gradient, and so of a mean without noise."""
+        """Return the clip norm of an update, or of a record's gradient: an upper bound on the norm of the clean
+        mean.
+        """
         return min(public.clip_norm, *(at(clip_norm, public.t) for clip_norm in (math.inf, *self.local.clip_norms)))
 
     def length(self, size: int) -> int:
@@ -274,7 +280,7 @@ class Plan(_Cache):
             twice = next((name for name in found if name in learned or "." in name), None)
             if twice is not None:
                 needed = "a name without a dot that no other step uses"
-                raise PlanError("learn", f"{step.kind!r} learns {twice!r}", needed)
+                raise PlanError("learn", f"{step.kind!r} stores the public state {twice!r}", needed)
             learned |= found
         after = {name: torch.tensor(value, dtype=torch.float64) for name, value in learned.items()}
         before = state.public_state.get("released")
@@ -282,14 +288,16 @@ class Plan(_Cache):
         return after if remembered is None else after | {"released": remembered}
 
     def cost(self, participation: Participation | None = None, only: int | None = None) -> Cost:
-        """Cost of a run with this participation, or of client `only` in it; without participation, the forecast."""
+        """Return the privacy cost of a run with this participation, for all clients or for client `only`.
+
+        Without a participation, it is the forecast of a run that goes as planned."""
         return self.forecast if participation is None else self.cost_with(participation, only)
 
     def cost_with(
         self, participation: Participation | None = None, only: int | None = None, *,
         local: LocalSolver | None = None, release: Release | None = None,
     ) -> Cost:  # fmt: skip
-        """Cost with another local solver or release, so that calibration tries noise multipliers on one Plan."""
+        """Return the cost with another local solver or release; calibration tries noise multipliers this way."""
         if self.release.correlated:
             self.check_fitted()
         local, release = local or self.local, release or self.release
@@ -308,7 +316,7 @@ class Plan(_Cache):
         return self._forecast
 
     def decode(self, mean: Tensor, public: Public) -> Tensor:
-        """Undo the encode steps on the noised mean, in reverse order."""
+        """Return the noised mean with the encode steps undone, in reverse order."""
         for step in reversed(self.encode):
             mean = step.decode(mean, public)
         unit = self.local.unit(public)
@@ -319,7 +327,7 @@ class Plan(_Cache):
         return self.local.split(mean, public, self.clients.expected / self.clients.population)
 
     def refine(self, mean: Tensor, known: Noised) -> Tensor:
-        """Apply all post-processing in order, following the noise's standard deviation for the steps that need it."""
+        """Apply all post-processing steps in order, each with the current standard deviation of the noise."""
         for i, step in enumerate(self.postprocess):
             mean = step.apply(mean, known)
             if any(later.needs_noise for later in self.postprocess[i + 1 :]):
@@ -328,14 +336,14 @@ class Plan(_Cache):
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the plan's canonical JSON."""
+        """Return the SHA-256 of the plan's canonical JSON."""
         return digest(self)
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class State:
-    """State of a run between two rounds: exactly the checkpoint."""
+    """State of a run between two rounds, which is what a checkpoint stores."""
 
     t: int
     memory: Memory
@@ -351,7 +359,7 @@ class State:
     def on(self, device: torch.device) -> State:
         """Return the state with the server's vectors, noise and broadcasts on `device`.
 
-        Counts, the memory of a mask and the clients' states stay where they are, on the CPU.
+        Counters, the state of a mask and the clients' states stay on the CPU.
         """
 
         def moved(held: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:

@@ -32,7 +32,9 @@ class Streams(Protocol):
 
 
 class _Key(ISeedSequence):
-    """Seed sequence that is Philox's 128-bit key. `Philox(key=...)` is the same, but reads system entropy first."""
+    """Seed sequence that returns a given 128-bit Philox key; faster than `Philox(key=...)`, which reads system
+    entropy.
+    """
 
     words: NDArray[np.uint64]
 
@@ -42,7 +44,7 @@ class _Key(ISeedSequence):
 
 @dataclass(frozen=True)
 class Seeded:
-    """Reproducible streams; a certificate made with them says "not for release"."""
+    """Reproducible random streams from a seed; the certificate of their run says "not for release"."""
 
     seed: int
 
@@ -58,7 +60,9 @@ class Seeded:
 
 
 class SecureGenerator(np.random.Generator):
-    """Generator of draws for release: samplers can return every value, and noise state is float64."""
+    """Generator for release, marked by its type: samplers then use full-range algorithms, and noise state is
+    float64.
+    """
 
 
 def is_secure(rng: np.random.Generator) -> bool:
@@ -67,9 +71,9 @@ def is_secure(rng: np.random.Generator) -> bool:
 
 @dataclass(frozen=True)
 class Secure:
-    """Streams keyed by the operating system: no seed exists, so none can leak.
+    """Cryptographic random streams keyed by the operating system: there is no seed that could leak.
 
-    `share` returns the key that all processes of a run use: that of one of them.
+    `share` distributes one process's key to all processes of a run.
     """
 
     share: Callable[[int], int] = lambda key: key
@@ -91,7 +95,7 @@ def streams(mode: Mode, seed: int) -> Streams:
 
 @contextmanager
 def forked_rng() -> Iterator[None]:
-    """Restore torch's generators afterwards: the CPU's, and that of the current accelerator where there is one."""
+    """Context that restores torch's generators at its end: the CPU's, and that of the current accelerator."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -104,13 +108,15 @@ def forked_rng() -> Iterator[None]:
 
 
 def global_rng_state() -> tuple[Any, Any]:
-    """State of the global generators of numpy and Python, which user code may draw from and this package does not."""
+    """Return the state of the global generators of numpy and Python; user code may draw from them, this package does
+    not.
+    """
     return np.random.get_state(), random.getstate()
 
 
 @contextmanager
 def at_global_rng_state(state: tuple[Any, Any]) -> Iterator[None]:
-    """Set the global generators of numpy and Python to `state` inside the block, and restore them afterwards."""
+    """Context with the global generators of numpy and Python set to `state`; they are restored at its end."""
     before = global_rng_state()
     try:
         np.random.set_state(state[0])

@@ -28,7 +28,7 @@ from sordino.data.lineage import InitialWeights, declared_frozen, load_initial
 from sordino.data.metrics import Metric, MetricFunction, Predictions, evaluation_sums, figures, metrics_of
 from sordino.data.program import FAILURES, Program, Trust, check_labels, check_loss, refuse_layers, trial_outputs
 from sordino.data.records import Dataset, Natural, Partitioner
-from sordino.data.tables import PendingColumn
+from sordino.data.tables import Encoding, PendingColumn
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.layout import Layout
 from sordino.parts.losses import IGNORED, Loss, LossFunction, Tokens, loss_of
@@ -38,7 +38,8 @@ AnyLoss = str | Loss | LossFunction  # a kind, a part, or (outputs, targets) -> 
 
 @dataclass(frozen=True)
 class PublicSource:
-    """Origin of public test rows for the certificate: name, who declares them public, `values` that encode records."""
+    """Origin of public test rows, for the certificate: file name, who declares them public, and public `values` that
+    were used to encode records."""
 
     rows: str = "test rows"
     by: str = "the caller: test of the task"
@@ -60,6 +61,7 @@ class Task:
     groups: Tensor | None = None  # of the test records: which public group each belongs to, [n]
     group_names: tuple[str, ...] = ()
     waiting: tuple[PendingColumn, ...] = ()  # columns to be scaled by histograms that the plan releases
+    encoding: Encoding | None = None  # of a table: what the coordinates of its records mean
     source: PublicSource = field(default=PublicSource(), repr=False)
     own_code: Trust | None = None  # "trusted": the user's code runs on the records as it is
     client_test: Clients | None = None  # rows of each client that do not train: personal models are evaluated on them
@@ -132,6 +134,17 @@ class Task:
         model, (own, _, _), loss = _read_inputs(model, [own, None, None], loss, pad, length, f"silo {client}")
         return cls(model, Clients.alone(client, population, own), None, loss, own_code=own_code)
 
+    @property
+    def encoding_sha256(self) -> str:
+        """SHA-256 of what a record's coordinates and classes mean, which all silos of a run must share.
+
+        Of records that are not read from a table it is that of their shape and type of target.
+        """
+        if self.encoding is not None:
+            return self.encoding.sha256
+        x, y = self.clients.records.x, self.clients.records.y
+        return codec.digest([list(x.shape[1:]), self.losses.targets, list(y.shape[1:])])
+
     def as_server(self) -> Task:
         """Copy of the task without any client's record."""
         away = Clients.elsewhere(self.clients.population, self.clients.records)
@@ -159,12 +172,14 @@ class Task:
             found = f"client_test of {self.client_test.population} clients and data of {self.clients.population}"
             raise DataError(found, "as many data sets in client_test as clients")
         if self.groups is not None and (self.test is None or len(self.groups) != len(self.test)):
-            found = f"groups of {len(self.groups)} test records"
-            raise DataError(found, f"one for each of the {0 if self.test is None else len(self.test)} there are")
+            found = f"`groups` of length {len(self.groups)}"
+            raise DataError(found, f"a group for each of the {0 if self.test is None else len(self.test)} test records")
         self._check_fit()
 
     def _check_fit(self) -> None:
-        """Refuse a model, loss or labels that do not fit: one loss per record, a class per label, no statistics."""
+        """Refuse a model, loss or labels that do not fit each other: one loss per record, an output per class, no
+        batch statistics.
+        """
         refuse_layers(self.model)
         if len(self.clients.index) == 0:  # a server: the public records are checked
             known = self.test if self.test is not None else self.public
@@ -200,7 +215,7 @@ class Task:
 
     @property
     def program(self) -> Program:
-        """Model and loss as they run on records: captured graphs, except library layers and trusted code."""
+        """Model and loss in the form in which they run on records: captured graphs, library layers, or trusted code."""
         x, y, losses, found = self.clients.records.x, self.clients.records.y, self.losses, self._program
         if found is not None:
             old, new = ([(one.shape[1:], one.dtype) for one in pair] for pair in ((found.x, found.y), (x, y)))
@@ -244,7 +259,7 @@ class Task:
 
     @property
     def losses(self) -> Loss:
-        """The loss as a part: one value per record."""
+        """The loss function, as a part that returns one value per record."""
         return loss_of(self.loss)
 
     def evaluate(self, vector: Tensor, batch: int = 2048) -> dict[str, float]:
@@ -291,19 +306,21 @@ def evaluate(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -
 
 
 def sums_of(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -> Tensor:
-    """Return sums over test records from which metrics are computed; sums of parts of a test set add up."""
+    """Return sums over test records from which metrics are computed; the sums of two halves add up to those of the
+    whole.
+    """
     return evaluation_sums(model, _batches(model, test, batch), losses)
 
 
 def _batches(model: nn.Module, test: Records, labels: int) -> Iterable[tuple[Tensor, Tensor]]:
-    """Batches on the model's device; test records may be on another, as memory-mapped ones are."""
+    """Yield batches (x, y) on the model's device; test records may be on another device, or memory-mapped."""
     size, device = _batch_size(test, labels), next((p.device for p in model.parameters()), test.x.device)
     for x, y in zip(torch.split(test.x, size), torch.split(test.y, size), strict=True):
         yield x.to(device), y.to(device)
 
 
 def _batch_size(records: Records, labels: int) -> int:
-    """Number of records with `labels` labels in all: outputs of a language model are large."""
+    """Return how many records make a batch of `labels` labels, since outputs of a language model are large."""
     return max(1, labels // max(1, records.y[:1].numel()))
 
 

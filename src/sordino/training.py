@@ -4,8 +4,8 @@
     train(plan, task, out="runs/a")                  into a folder: every round is charged and stored on disk
     train(plan, task, out="runs/a", resume=True)     continues after a kill; a finished run is only read
 
-A task built in Python has the same loop, charges and certificate as one from a file. A folder recognises the
-task's data and module, which it does not store, by fingerprints.
+A task built in Python has the same loop, charges and certificate as one from a file. A run folder does not store the
+task's data and module, but compares their fingerprints.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Result:
     in_memory: tuple[InMemoryRun, State] | None = field(default=None, repr=False)  # charges and last state
 
     def described_fields(self) -> dict[str, str]:
-        """Fields of the repr: the cost, which is public, and no figure of the history."""
+        """Return the fields of the repr: the privacy cost, which is public, and no metric of the history."""
         made = self.certificate
         cost = {name: str(made.get(name)) for name in ("epsilon", "delta", "unit", "relation")}
         noise = {"noise": str(made["noise"]["mode"])} if "noise" in made else {}
@@ -84,7 +84,7 @@ class Result:
         cost = charts.epsilons(found["runs"][0], 0)
         drawn = [*charts.metrics(found), *([] if cost is None else [cost])]
         if not drawn:
-            raise ConfigError("a result with neither metrics nor a guarantee", "test rows, or noise", "pass test data")
+            raise ConfigError("a result without metrics and epsilon", "metrics or an epsilon to plot", "pass test data")
         return chart_figure(*drawn)
 
     def report(self, path: str | Path) -> Path:
@@ -195,15 +195,15 @@ def train(
     on_round: OnRound | None = None, out: str | Path | None = None, resume: bool = False,
     ledger: Ledger | str | Path | None = None, dataset: str | None = None, progress: bool = True,
 ) -> Result:  # fmt: skip
-    """Run every round of the plan; delta defaults to min(N^-1.1, 1e-3) of N clients, or of N records of a silo.
+    """Train by a plan: run all its rounds. `delta` defaults to min(N^-1.1, 1e-3) for N clients, or N records of a silo.
 
     With `out` the run is stored in a folder as by `sordino run`, and `resume=True` continues a run in that folder.
-    `metrics` are figures of the test rows, by name or {name: function of (outputs, targets)}; `train_metrics` adds
-    train_loss, train_accuracy, ... to the diagnostics. `stop` ends the run early by public figures: that saves time,
-    and all planned rounds are accounted. `on_round` gets every line of the history. `ledger` is a file that all runs on
-    the same data are charged to, whole and before the first round, or refused; `dataset` is the name that the data have
-    in it. Clients train on `device`, and the server's state is there; "auto" is the accelerator that torch finds, else
-    the CPU. In a terminal or a notebook a bar shows the rounds, unless `progress=False`.
+    `metrics` of the test rows are names or {name: function of (outputs, targets)}; `train_metrics` adds train_loss,
+    train_accuracy, ... to the diagnostics. `stop` ends the run early by metrics on public rows: this saves time, but no
+    privacy, since all planned rounds are accounted. `on_round` is called with every line of the history. `ledger` is a
+    file to which all runs on the same data are charged: the whole run before its first round, or the run is refused;
+    `dataset` is the name of the data in the ledger. Clients and the server's state are on `device`; "auto" is the
+    accelerator that torch finds, else the CPU. A progress bar is shown in terminals and notebooks if `progress`.
     """
     if resume and out is None:
         raise ConfigError("resume=True without out", "the folder of the run that is continued", 'out="runs/a"')
@@ -220,7 +220,7 @@ def train(
         engine = engine_named(engine or "inprocess", device=device)
     elif device != "cpu":
         fix = "pass the device to the engine"
-        raise ConfigError(f"device = {device!r} beside an engine", "either a device or an engine", fix)
+        raise ConfigError(f"device = {device!r} together with an engine", "either a device or an engine", fix)
     with bar_where_seen(plan.rounds, progress) as bar:
 
         def show(line: dict[str, Any]) -> None:
@@ -238,7 +238,7 @@ def train(
 
 
 def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> Config:
-    """Configuration of a run from Python; data and modules that no file can describe are stored by fingerprint."""
+    """Return the configuration of a run from Python; data and modules are represented by their fingerprints."""
     loss = task.losses if has_written_form(task.losses) else None
     own = tuple(one for one in task.metrics if not isinstance(one, GivenMetric))
     spec = TaskSpec(dataset=NAME, model=InMemoryModel.of(task), loss=loss, own_code=task.own_code)

@@ -1,4 +1,4 @@
-"""This process: versions of the package and its libraries, its rank and its memory allocator; loads no torch."""
+"""Versions of the package and its libraries, rank and memory allocator of this process; imports no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def versions() -> dict[str, str]:
 
 
 def local_rank() -> int:
-    """Number of this process on its machine."""
+    """Return the number of this process among the run's processes on its machine (LOCAL_RANK)."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -30,7 +30,7 @@ def tune_allocator() -> str:
     """Make glibc keep the memory of large tensors in the process, once; return "tuned" or "system".
 
     By default glibc returns it to the operating system at every step; keeping it makes small models 1.5x as fast.
-    SORDINO_MALLOC=system leaves the allocator alone.
+    SORDINO_MALLOC=system keeps glibc's default.
     """
     if os.environ.get("SORDINO_MALLOC") == "system":
         return "system"

@@ -131,7 +131,7 @@ def test_the_rounds_of_a_gaussian_are_those_of_its_closed_form(target: float, no
         return Line("models", "zero_out", ((GaussianNoise(noise_multiplier), n),))
 
     if spent(line_of(1), 1e-5) > target:
-        with pytest.raises(UnreachableError, match="1 round already"):
+        with pytest.raises(UnreachableError, match="already for 1 round"):
             calibration.rounds(line_of, target, 1e-5)
     else:
         found = calibration.rounds(line_of, target, 1e-5)

@@ -292,7 +292,7 @@ def test_more_rounds_than_disjoint_batches_are_refused(sizes: tuple[int, ...], r
 def test_the_steps_of_a_local_solver_count_as_batches_of_the_pass() -> None:
     local = NoisyLocalSgd(OnePass(3, (N,)), 1.0, 2.0, 0.1, steps=5)
     planned(rounds=2, clients=EVERYONE, local=local, release=Forward())
-    with pytest.raises(PlanError, match="15 disjoint batches where the smallest silo has 10"):
+    with pytest.raises(PlanError, match="15 disjoint batches, while the smallest silo has records for 10"):
         planned(rounds=3, clients=EVERYONE, local=local, release=Forward())
 
 

@@ -138,7 +138,7 @@ def test_a_run_of_silos_is_certified_and_explained_silo_by_silo(some: Path) -> N
     said = sordino("explain", some, "--json").json
     assert "single record of a silo" in said["protected"]
     assert len(said["silos"]) == len(set(each))
-    assert "Each silo's own guarantee" in sordino("explain", some).out
+    assert "Guarantee of each silo" in sordino("explain", some).out
 
 
 @pytest.mark.parametrize("place", [0, 3])

@@ -250,7 +250,7 @@ def test_noise_in_float32_never_reaches_the_grid() -> None:
 
     wanted = plan(release=Careless(Gaussian(1.0)))
     collected = Collected(torch.zeros(4, dtype=torch.float64), 3)
-    with pytest.raises(PlanError, match="float64 from the sampler to the grid"):
+    with pytest.raises(PlanError, match="float64 from the noise sampler to the rounding"):
         noised_sum(wanted, collected, np.arange(3), Secure(), 0, {})
 
 

@@ -15,7 +15,7 @@ from sordino.certificate.facts import Facts
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, Sampler
 from sordino.plan import Plan
 
-DRAWS = "the random draws of the cohorts stay secret from the adversary of the first line"
+DRAWS = "the random draws of the cohorts stay secret from the adversary who sees models"
 NONE = {"kind": "no_noise"}
 
 
@@ -56,7 +56,7 @@ def test_without_noise_nobody_is_said_to_be_protected() -> None:
     plan = planned(NONE, Poisson(40, 0.1))
     found = said(plan)
     assert found["protected"] == "Nothing is protected: no adversary is promised anything."
-    assert found["counted"] == "3 rounds were planned, 3 were charged, 3 are accounted for."
+    assert found["counted"] == "3 rounds were planned, 3 were charged, this certificate covers 3."
     assert made(plan)["statement"]["data_curator"].startswith("nobody adds noise")
     assert said(planned(CENTRAL, Poisson(40, 0.1)))["protected"].startswith("What is protected is everything")
 
@@ -74,9 +74,9 @@ def test_neighbours_are_named_for_every_line_that_promises_something(release: An
 def test_releases_that_are_billed_and_were_not_made_are_told_apart() -> None:
     plan = replace(planned(CENTRAL, Poisson(40, 0.1)), rounds=30)
     assert made(plan, charged=12, early="x")["statement"]["releases"] == (
-        "30 in these numbers: one after every round; 12 of them were made"
+        "this certificate covers 30: one after every round; 12 of them happened"
     )
-    assert made(plan, charged=30)["statement"]["releases"] == "30 in these numbers: one after every round"
+    assert made(plan, charged=30)["statement"]["releases"] == "this certificate covers 30: one after every round"
 
 
 def test_what_a_tuned_run_does_not_cover_is_a_whole_sentence() -> None:
@@ -84,4 +84,4 @@ def test_what_a_tuned_run_does_not_cover_is_a_whole_sentence() -> None:
     from sordino.accounting.renyi import Trials
 
     best = Selection(id="a", trials=Trials(2.0), over=("lr",), by="accuracy")
-    assert not_covered(None, best)[0].endswith("only the trials that this run is the best of are accounted")
+    assert not_covered(None, best)[0].endswith("only the trials of the sweep that selected this run are accounted")

@@ -54,8 +54,8 @@ def test_a_resumed_round_that_silos_answer_with_the_same_bytes_is_charged_and_no
     assert events(made) == {10}
     assert paid(wires) == [10] * 4
     assert _counted(made).startswith(
-        "10 rounds were planned, 11 were charged before their noise was drawn, 10 are accounted for. "
-        "1 round was charged again and answered by every silo with what it had sent before: no new release."
+        "10 rounds were planned, 11 were charged before their noise was drawn, this certificate covers 10. "
+        "1 round was charged again, but every silo sent its stored message again: no new release."
     )
 
 

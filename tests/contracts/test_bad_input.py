@@ -95,7 +95,7 @@ def test_a_hostile_value_gets_one_sentence(found: str, instead: str, words: str,
         ("population = 60", "population = 61", "a plan for 61 clients and data of 60"),
         ('"npz"', '"npy"', "unknown data set 'npy'"),
         ("{ path", "{ pth", "unknown option 'pth'"),
-        ("[recipe]", "# [recipe]\n[recipe]\nmask = 'public_data'", "a mask from public records"),
+        ("[recipe]", "# [recipe]\n[recipe]\nmask = 'public_data'", "a mask that is computed from public records"),
     ],
 )
 def test_plan_refuses_what_a_run_would_before_any_data_is_read(

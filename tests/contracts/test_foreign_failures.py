@@ -1,4 +1,4 @@
-"""One boundary around code from elsewhere: a part that fails is one sentence, and what was charged stays charged."""
+"""One boundary around code from elsewhere: a part that fails is one sentence, and charged rounds stay charged."""
 
 from __future__ import annotations
 

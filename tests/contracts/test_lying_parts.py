@@ -122,7 +122,7 @@ def test_a_part_of_another_package_is_named_on_the_certificate_and_changes_the_h
         {"package": "tests", "version": "", "family": "Mechanism", "kind": "soft noise of a test"}
     ]
     (said,) = [line for line in made["assumptions"] if line not in plain["assumptions"]]
-    assert "rests on what tests" in said
+    assert "the privacy statements that tests" in said
     assert "`soft noise of a test` (Mechanism)" in said
 
 

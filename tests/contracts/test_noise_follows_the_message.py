@@ -216,7 +216,7 @@ def test_who_needs_the_noise_stands_only_behind_linear_maps() -> None:
         (SparsifyMean(0.5), JamesStein()),
         (SoftThreshold(), LaplacianSmoothing(1.0), JamesStein()),
     ]:
-        with pytest.raises(PlanError, match="makes the level of the noise unknown"):
+        with pytest.raises(PlanError, match="the scale of the noise is unknown"):
             replace(ready, postprocess=chain)
 
 

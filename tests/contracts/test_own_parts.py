@@ -160,7 +160,7 @@ def test_a_file_of_parts_is_named_with_its_hash_and_may_not_change_under_a_run(t
     (named,) = made["foreign_parts"]
     assert (named["package"], named["family"], named["kind"]) == ("my_parts.py", "Step", "flip")
     assert named["version"].startswith("sha256:")
-    assert any("rests on what my_parts.py sha256:" in line for line in made["assumptions"])
+    assert any("the privacy statements that my_parts.py sha256:" in line for line in made["assumptions"])
     assert sordino("explain", out, "--with", own).code == 0
     own.write_text(OWN.replace("return -rows", "return -1000 * rows"))
     said = sordino("certify", out, "--with", own)
@@ -222,7 +222,7 @@ def test_a_package_of_parts_runs_from_its_file_is_certified_and_audited(
     named = {(one["family"], one["kind"]): (one["package"], one["version"]) for one in made["foreign_parts"]}
     kinds = {"Sampler": "halves", "Step": "mirror", "Postprocess": "wiener", "Architecture": "tanh", "Dataset": "rings"}
     assert named == dict.fromkeys(kinds.items(), ("own_part", "1.2.0"))
-    assert any("rests on what own_part 1.2.0 states for its part `halves`" in line for line in made["assumptions"])
+    assert any("that own_part 1.2.0 makes for its part `halves`" in line for line in made["assumptions"])
     assert made["declared_public"][0]["by"] == "the package own_part"
     assert "own_fed_avg" in sordino("recipes", "list").out
     assert 'name = "own_fed_avg"' in sordino("recipes", "show", "own_fed_avg").out

@@ -269,7 +269,7 @@ def test_a_release_that_nobody_is_billed_for_cannot_run(config: Config) -> None:
     task, bare = config.build(), replace(config.plan, prepare=())
     with pytest.raises(DataError, match="column 'amount', whose histogram is not in the plan's cost"):
         so.train(bare, task)
-    with pytest.raises(ConfigError, match="columns that ask for 1 histograms, and a plan that releases other 0"):
+    with pytest.raises(ConfigError, match="columns that need 1 histograms, and a plan that releases 0 others"):
         replace(config, plan=bare)
     cheap = replace(config.plan, prepare=(_like(config.plan.prepare[0], 0.01, 32),))
     with pytest.raises(DataError, match="in another form"):
@@ -325,7 +325,7 @@ def test_a_budget_does_not_pay_for_columns_twice(table: dict[str, Any], tmp_path
         patch.setattr(writer.RunWriter, "save", dies)
         with pytest.raises(Killed):
             execute(made, tmp_path / "run")
-    with pytest.raises(ConfigError, match="preparations that a kill has lost"):
+    with pytest.raises(ConfigError, match="histograms that were charged and then lost by a kill"):
         execute(made, tmp_path / "run", resume=True)
 
 
@@ -371,7 +371,7 @@ def test_the_relation_of_the_noise_is_that_of_the_bill(config: Config) -> None:
 
 def test_the_statement_counts_columns_among_the_releases(config: Config) -> None:
     made = so.train(config.plan, config.build()).certificate
-    assert made["statement"]["releases"].startswith("4 in these numbers: ")  # three rounds and a column
+    assert made["statement"]["releases"].startswith("this certificate covers 4: ")  # three rounds and a column
     assert made["statement"]["releases"].endswith("and 1 of columns before the first")
 
 

@@ -159,7 +159,7 @@ def test_every_group_has_its_accuracy_and_the_worst_is_named() -> None:
     assert found["worst_group"] == pytest.approx(min(wanted.values()))
     with pytest.raises(DataError, match="groups"):
         Task.of(Echo(), [(SCORES, RIGHT)], test=(SCORES, RIGHT), metrics=["group_accuracy"]).evaluate(torch.ones(1))
-    with pytest.raises(DataError, match="one for each"):
+    with pytest.raises(DataError, match="a group for each"):
         Task.of(Echo(), [(SCORES, RIGHT)], test=(SCORES, RIGHT), groups=groups[:9])
 
 

@@ -63,6 +63,6 @@ def test_columns_at_a_price_are_paid_for_out_of_the_same_epsilons(
     told = json.loads((folder / "runs/price/prepared.json").read_text())
     assert 200_000 < told["DisbursementGross"]["range"][1] < 5_000_000
     assert (
-        "Before the first round a noised histogram was released of DisbursementGross"
+        "Before the first round noised histograms were released of DisbursementGross"
         in sordino("explain", "runs/price").out
     )

@@ -166,6 +166,6 @@ def test_a_size_that_is_not_the_datas_is_told_by_the_silos_name(tmp_path: Path) 
     said = sordino(
         "run", written(tmp_path, sizes=SIZES.replace("LA = 20", "LA = 21")), "--out", tmp_path / "a"
     ).sentence
-    assert "silo 'LA' with 20 records where the plan declares 21" in said
+    assert "silo 'LA' with 20 records, while the plan declares 21" in said
     assert "set sizes = { Bern = 50, LA = 20, NY = 30 } in [recipe]" in said
     assert not (tmp_path / "a").exists()

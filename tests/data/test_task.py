@@ -58,7 +58,7 @@ def test_a_silo_is_checked_against_its_own_declared_size_alone() -> None:
         check(planned(), whole.as_silo(silo), InProcess())
     short = whole.as_silo(1)
     short = replace(short, clients=replace(short.clients, offsets=np.array([0, 0, 3, 3]), index=np.arange(3)))
-    with pytest.raises(DataError, match="silo 1 with 3 records where the plan declares 4"):
+    with pytest.raises(DataError, match="silo 1 with 3 records, while the plan declares 4"):
         check(planned(), short, InProcess())
 
 

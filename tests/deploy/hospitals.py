@@ -20,7 +20,6 @@ from sordino.data.clients import Clients
 from sordino.data.datasets import load
 from sordino.federation.local_federation import LocalFederation
 from sordino.federation.new_federation import new_federation
-from sordino.federation.silo_service import model_and_loss
 from sordino.task import Task
 
 SILOS = ("cleveland", "hungarian", "switzerland", "va")
@@ -135,7 +134,7 @@ def whole(config: Config) -> Task:
     assert config.federation is not None
     own, test = rows()
     pairs = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in own]
-    model, loss = model_and_loss(config, config.federation.inputs, config.federation.classes)
+    model, loss, _ = config.model_and_loss(*config.record)
     given = Task.of(model, pairs, tuple(torch.from_numpy(side) for side in test), loss)
     assert isinstance(given.clients, Clients)
     return given

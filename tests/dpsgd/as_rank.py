@@ -249,15 +249,15 @@ def wrapped_afterwards() -> None:
 
 
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
-    "settings": (lambda: private(clip_norm=1.0 + rank()), "settings of rank 1 that differ"),
-    "seeds": (lambda: private(seed=rank()), "settings of rank 1 that differ"),
-    "lengths": (lambda: private(dataset=data(60 + rank())), "numbers of records of rank 1 that differ"),
-    "rows": (lambda: private(dataset=data(seed=rank())), "rows of the data set of rank 1 that differ"),
-    "learning rates": (lambda: private(optimizer=_own_rate), "settings of the optimizer of rank 1 that differ"),
-    "weights": (lambda: train(private(mlp(seed=1 + rank()))), "weights of rank 1 that differ"),
+    "settings": (lambda: private(clip_norm=1.0 + rank()), "settings on rank 1 that differ"),
+    "seeds": (lambda: private(seed=rank()), "settings on rank 1 that differ"),
+    "lengths": (lambda: private(dataset=data(60 + rank())), "numbers of records on rank 1 that differ"),
+    "rows": (lambda: private(dataset=data(seed=rank())), "rows of the data set on rank 1 that differ"),
+    "learning rates": (lambda: private(optimizer=_own_rate), "settings of the optimizer on rank 1 that differ"),
+    "weights": (lambda: train(private(mlp(seed=1 + rank()))), "weights on rank 1 that differ"),
     "steps": (rank_zero_loads, "ranks that have taken 5 and 0 and 0 and 0 steps"),
-    "wrapped afterwards": (wrapped_afterwards, "leave DistributedDataParallel out, or wrap the model before"),
-    "sharded afterwards": (sharded_later, "a private model that fully_shard has cut"),
+    "wrapped afterwards": (wrapped_afterwards, "remove DistributedDataParallel, or wrap the model before"),
+    "sharded afterwards": (sharded_later, "a private model that was sharded"),
     "another mesh": (other_mesh, "parameter '0.weight' on a mesh that is not one row of all ranks"),
     "another precision": (
         lambda: private(shard(mlp(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))),

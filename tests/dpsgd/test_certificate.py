@@ -40,7 +40,7 @@ def test_a_plan_that_names_a_torch_optimizer_does_not_run_in_a_federation() -> N
     settings = private()[1].account.settings
     with pytest.raises(EngineError, match="torch_optimizer"):
         run(settings.plan, Task.of(mlp(), [data().tensors]))
-    with pytest.raises(PlanError, match="only name"):
+    with pytest.raises(PlanError, match="only in a PyTorch loop"):
         settings.plan.server.step({}, torch.zeros(1), 0)
 
 
@@ -93,11 +93,11 @@ def test_a_loops_file_certifies_and_says_what_it_proves(kept: Path) -> None:
 def test_a_loops_file_is_explained(kept: Path) -> None:
     said = sordino("explain", kept).out
     assert "What is protected is what any single record contributed to the training, in all steps." in said
-    assert "adding or removing one record. Accusing" in said
+    assert "adding or removing one record. With 1% false positives" in said
     assert "15 steps of the loop were planned, 5 were charged" in said
-    assert "Those taken so far cost epsilon" in said
+    assert "The steps taken so far cost epsilon" in said
     assert not re.search(r"\b(silo|message|round)s?\b", said)  # a loop has none of them
-    assert "no chain of charges shows that there were no others" in said
+    assert "no ledger proves that there were no other steps" in said
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

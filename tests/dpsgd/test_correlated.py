@@ -162,7 +162,7 @@ def test_every_record_once_an_epoch_in_one_order() -> None:
 def test_batches_that_are_shuffled_anew_between_epochs_are_refused(monkeypatch: Patch) -> None:
     monkeypatch.setattr(RecordsInTurn, "order", lambda self, epoch: epoch)
     parts = private(epochs=3, strategy=Banded(5))
-    with pytest.raises(PlanError, match="a record in two of 5 steps in a row"):
+    with pytest.raises(PlanError, match="a record that is read twice within 5 steps"):
         train(parts, epochs=3)
     assert parts[1].steps < 10  # within the second epoch, before anything of that batch was computed
 

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.pages import blocks, titled
 from torch.utils.data import DataLoader
 
 from sordino.dpsgd.loader import grade_collate
-from sordino.dpsgd.processes import Ranks
+from sordino.dpsgd.processes import Ranks, call_collective
 from sordino.errors import BudgetError, PlanError
 from sordino.rng import Seeded
 
@@ -131,6 +132,17 @@ def test_secure_noise_of_a_sharded_model_is_drawn_once(found: list[Found], pair:
         every = [one["sharded, secure"] for one in ranks]
         assert all(torch.equal(own["weights"], every[0]["weights"]) for own in every)
         assert every[0]["std"] == pytest.approx(2.0, rel=0.03)
+
+
+def test_a_collective_returns_when_no_other_thread_holds_its_tensors() -> None:
+    held: list[torch.Tensor] = []
+
+    def collective(total: torch.Tensor, own: list[torch.Tensor]) -> None:  # as gloo: references are dropped afterwards
+        held.extend((total[:1], own[0][:1]))
+        threading.Timer(0.05, held.clear).start()
+
+    call_collective(collective, torch.ones(4), [torch.ones(2)])
+    assert not held
 
 
 def test_the_loop_of_the_page_trains_one_model_under_torchrun(tmp_path: Path) -> None:

@@ -380,7 +380,7 @@ def test_a_transform_without_a_graph_needs_the_word() -> None:
     def transform(x: Tensor) -> Tensor:
         return x if float(x.sum()) > 0 else -x
 
-    with pytest.raises(PlanError, match="a transform that no graph"):
+    with pytest.raises(PlanError, match="a transform of which no graph"):
         train(private(Own(), transform=transform))
     parts = private(Own(), transform=transform, own_code="trusted")
     train(parts)

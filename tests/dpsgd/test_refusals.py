@@ -247,13 +247,13 @@ def test_optimizers_that_cannot_be_private_are_refused() -> None:
 def test_nothing_is_made_private_twice() -> None:
     model, optimizer, loader = private()
     again: dict[str, Any] = {"epochs": 1, "noise_multiplier": 1.0}
-    with pytest.raises(ConfigError, match="private already"):
+    with pytest.raises(ConfigError, match="make_private has already returned"):
         make_private(model, torch.optim.SGD(model.parameters()), DataLoader(data(), 12), **again)
-    with pytest.raises(ConfigError, match="private already"):
+    with pytest.raises(ConfigError, match="make_private has already returned"):
         make_private(mlp(), optimizer, DataLoader(data(), 12), **again)
-    with pytest.raises(ConfigError, match="private already"):
+    with pytest.raises(ConfigError, match="make_private has already returned"):
         make_private(mlp(), torch.optim.SGD(mlp().parameters()), loader, **again)
     optimizer.detach()
-    with pytest.raises(ConfigError, match="private already"):
+    with pytest.raises(ConfigError, match="make_private has already returned"):
         make_private(model, optimizer.inner, DataLoader(data(), 12), **again)
     make_private(model, torch.optim.SGD(model.parameters()), DataLoader(data(), 12), **again)

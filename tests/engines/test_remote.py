@@ -166,7 +166,7 @@ def test_a_job_for_release_holds_no_seed_and_no_other_clients_name() -> None:
     wires.faults.append(tap)
     model(STILL, wide().as_server(), remote(wires), Secure())
     heads = [json.loads(body.partition(b"\n")[0]) for body in seen]
-    words = ("format", "kind", "run", "client", "mode", "seed", "deadline", "paid", "plan", "arrays")
+    words = ("format", "kind", "run", "client", "mode", "seed", "deadline", "paid", "encoding", "plan", "arrays")
     known = {*words, "t", "clip_norm", "size", "state"}
     assert len(heads) == 8
     assert all(set(head) <= known and head["seed"] is None for head in heads)

@@ -61,7 +61,7 @@ def ran(config: Config, out: Path) -> Executed:
     ("kind", "options"),
     [
         ("csv", {"target": "label", "classes": 2, "public_test_fraction": 0.2}),
-        ("csv", {"target": "label", "classes": 2, "ranges": {"a": [-1, 1]}}),
+        ("csv", {"target": "label", "classes": 2, "ranges": {"a": [-1, 1], "b": [-1, 1]}}),
         ("npz", {"public_test_fraction": 0.2}),
         ("npz", {}),
     ],

@@ -289,7 +289,7 @@ def test_what_a_run_has_cost_after_all_is_written_down_whatever_the_limit(ledger
 def test_a_run_stays_with_its_data_set(ledger: Ledger) -> None:
     ledger.limit("other", ROOMY)
     enter(ledger, "a")
-    with pytest.raises(ConfigError, match="the data set that this run was first admitted to"):
+    with pytest.raises(ConfigError, match="the data set to which this run was first charged"):
         ledger.admit("a", "other", asked(), whole=False)
     with pytest.raises(ConfigError, match="a run that was admitted"):
         ledger.charge("b", "0", (Item(GAUSS),))

@@ -58,7 +58,7 @@ def test_each_rule_refuses_by_itself(changes: dict[str, Any], said: str) -> None
 
 def test_code_that_is_trusted_is_refused_where_the_policy_does_not_name_it() -> None:
     assert refusal(OPEN, own_code="per record (vmap)") is None
-    assert refusal(OPEN, own_code="own code, trusted") == "code of grade 'own code, trusted' is not allowed"
+    assert refusal(OPEN, own_code="own code, trusted") == "user code that is 'own code, trusted' is not allowed"
     assert refusal(replace(OPEN, own_code=("own code, trusted",)), own_code="own code, trusted") is None
     assert refusal(replace(OPEN, own_code=("by construction",)), own_code="per record (vmap)") is not None
 
@@ -121,7 +121,7 @@ def test_a_policy_reads_back_as_it_was_written(tmp_path: Path) -> None:
         ({"releases": ["local_nose"]}, "did you mean 'local_noise'"),
         ({"noise": ["loud"]}, "noise"),
         ({"expires": "soon"}, 'write it as "2027-01-31"'),
-        ({"plans": ["abc"]}, "64 small hexadecimal digits"),
+        ({"plans": ["abc"]}, "64 lower-case hexadecimal digits"),
         ({"least_cohort": -1.0}, "0 or above"),
         ({"adversary": "everyone"}, "one of models, cohort, messages"),
     ],

@@ -48,7 +48,7 @@ def test_a_folder_and_memory_give_the_same_model_and_guarantee(tmp_path: Path) -
     one, other = ({k: v for k, v in r.certificate.items() if k not in different} for r in (memory, folder))
     assert one == other
     assert set(memory.certificate["assumptions"]) - set(folder.certificate["assumptions"]) == {
-        "the rounds were counted in memory by the process that ran them: nothing shows that there were no others"
+        "the rounds were counted in memory by the process that ran them: no file proves that there were no others"
     }
     assert [line["loss"] for line in memory.history] == [line["loss"] for line in folder.history]
     assert memory.explain() != ""

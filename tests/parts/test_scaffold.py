@@ -185,7 +185,7 @@ def test_an_engine_whose_clients_cannot_remember_is_refused() -> None:
 
 @pytest.mark.parametrize("step", [PublicMask(0.5), SparsifyUpdate(0.5, by="influence")], ids=str)
 def test_steps_that_look_at_the_models_coordinates_are_refused(step: PublicMask | SparsifyUpdate) -> None:
-    with pytest.raises(PlanError, match="more than an update"):
+    with pytest.raises(PlanError, match="more than the model's update"):
         plan(local=LOCAL, encode=(step, Clip(1.0)))
 
 

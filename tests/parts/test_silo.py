@@ -309,7 +309,7 @@ def test_a_second_clip_after_records_were_clipped_is_refused() -> None:
 
 def test_declared_sizes_must_be_those_of_the_silos() -> None:
     for sampler in (FixedRecords(2, (6, 4, 8)), OnePass(1, (6, 4, 8)), AllRecords((6, 4, 8))):
-        with pytest.raises(DataError, match=r"silo 2 with 9 records where the plan declares 8.*sizes = \[6, 4, 9\]"):
+        with pytest.raises(DataError, match=r"silo 2 with 9 records, while the plan declares 8.*sizes = \[6, 4, 9\]"):
             check(planned(local=BatchGradient(sampler, 1.0)), silos(), InProcess())
     check(planned(local=BatchGradient(PoissonRecords(2.0, (6, 4, 8)), 1.0)), silos(), InProcess())
 

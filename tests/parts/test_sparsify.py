@@ -314,5 +314,5 @@ def test_a_share_of_each_tensor_has_the_bill_of_a_share_of_all_and_the_old_form_
 def test_a_message_of_more_than_a_model_has_no_tensors() -> None:
     from sordino.parts.local_solvers import Scaffold
 
-    with pytest.raises(PlanError, match="more than an update"):
+    with pytest.raises(PlanError, match="more than the model's update"):
         plan(local=Scaffold(lr=0.1, steps=1), encode=(SparsifyUpdate(0.4, per="tensor"), Clip(1.0)))

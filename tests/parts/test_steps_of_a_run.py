@@ -123,7 +123,7 @@ def test_every_path_takes_the_kth_step_of_the_run(
 
 @pytest.mark.parametrize("lr", [FALLING, Scaled(FALLING, 0.5)], ids=["per step", "scaled"])
 def test_steps_over_epochs_are_refused_as_their_number_is_private(lr: Schedule) -> None:
-    with pytest.raises(PlanError, match="depend on how much a client holds"):
+    with pytest.raises(PlanError, match="depend on a client's number of records"):
         LocalSgd(lr=lr, epochs=2)
 
 

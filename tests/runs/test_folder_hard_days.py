@@ -20,7 +20,7 @@ from sordino.codec import durable_files
 from sordino.runs.writer import Fingerprint, RunWriter
 from sordino.version import versions
 
-SAFE = "what was charged stays charged"
+SAFE = "charged rounds stay charged"
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_full_disk_is_a_sentence_loses_nothing_and_leaves_no_half_file(after: 
     out = fed.parent / "a"
     with patch.object(durable_files, "os", Failing("write", after, errno.ENOSPC, half=True)):
         said = sordino("run", fed, "--out", out, "--json").sentence
-    assert "no room to write" in said
+    assert "no space left to write" in said
     assert "--resume" in said
     assert SAFE in said
     assert not [name for name in contents(out) if name.endswith(".partial")]
@@ -91,7 +91,7 @@ def test_a_file_that_may_not_grow_is_a_sentence(fed: Path) -> None:
         said = sordino("run", fed, "--out", fed.parent / "a", "--json").sentence
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "no room to write" in said
+    assert "no space left to write" in said
     resumed(fed)
 
 

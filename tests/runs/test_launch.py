@@ -119,7 +119,7 @@ def ended(watcher: subprocess.Popen[str], code: int, *words: str) -> None:
     assert watcher.returncode == code
     assert said.startswith("sordino: ")
     assert said.count("\n") == 1
-    assert [word for word in (*words, "what was charged stays charged", "--resume") if word not in said] == []
+    assert [word for word in (*words, "charged rounds stay charged", "--resume") if word not in said] == []
 
 
 def like(one: Path, other: Path) -> bool:
@@ -302,7 +302,7 @@ def test_a_run_that_is_asked_to_end_says_what_an_interrupted_one_says(
     said = sordino("run", federation(tmp_path), "--out", tmp_path / "a")
     assert (said.code, said.err) == (
         128 + how,
-        "sordino: stopped; what was charged stays charged; continue with --resume\n",
+        "sordino: stopped; charged rounds stay charged; continue with --resume\n",
     )
     assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)] == before
 

@@ -129,9 +129,7 @@ MIXED = GRID.replace('"recipe.lr" = [0.1, 0.5]', f'"recipe.clients" = [{POISSON}
 
 def test_runs_that_protect_different_things_are_refused_in_a_sentence(tmp_path: Path) -> None:
     file = asked(tmp_path, grid=MIXED)
-    assert (
-        "neighbours differ by add_remove and by replace_one" in sordino("sweep", file, "--out", tmp_path / "a").sentence
-    )
+    assert "runs with relations add_remove and replace_one" in sordino("sweep", file, "--out", tmp_path / "a").sentence
     assert not (tmp_path / "a").exists()
     other = asked(tmp_path, grid=GRID.replace('"recipe.lr" = [0.1, 0.5]', '"privacy.delta" = [0.01, 0.001]'))
     assert "different deltas" in sordino("sweep", other, "--plan").sentence

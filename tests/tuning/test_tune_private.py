@@ -61,7 +61,7 @@ def test_the_certificate_charges_all_trials_and_one_trial_would_be_caught(won: P
     (once,) = [line["epsilon"] for line in sordino("plan", won / "fed.toml", "--json").json["adversaries"][:1]]
     assert once < 0.6 * truth  # sabotage: the cost of the run that is shown, alone
     assert made["statement"]["tuning"].startswith("accounted")
-    assert "whoever runs the tuning, who sees every trial" in made["statement"]["data_curator"]
+    assert "whoever runs the tuning sees every trial" in made["statement"]["data_curator"]
     assert any("stayed secret" in text for text in made["assumptions"])
     assert not any("tuning is not accounted" in text for text in made["not_covered"])
 

@@ -1,9 +1,9 @@
-"""The accountant: events in, epsilon out, and delta at an epsilon. Costs, calibration, ledgers and audits call it.
+"""Accountant: computes epsilon at a delta, and delta at an epsilon, from a list of privacy events.
 
 First bound: the dominating pairs that the events state, composed as privacy loss distributions (`pld`), rounded up
 throughout, on a grid refined until epsilon changes by less than 1%; sums of Gaussians, single releases and repeated
 (epsilon, delta) pairs need no grid. Second bound: Renyi divergences (RDP), where the events state them. The best of a
-random number of trials has no other proof: there Renyi divergences are the first bound.
+random number of trials has no other proof: there Renyi divergences are the only bound.
 
 The tests compare with Google's dp_accounting, which is not used here: its RDP under replace-one ignores that the
 sensitivity is 2, a coarse grid of its PLD can triple a small epsilon, and the rounding of its transform, which is in no
@@ -52,7 +52,9 @@ class Epsilon:
 
 
 def epsilon(entries: Entries, relation: Relation, delta: float) -> Epsilon:
-    """Return the smallest epsilon that is proved at `delta` for all entries together, with the Renyi bound."""
+    """Return the smallest epsilon proved at `delta` for the composition of all entries, and the Renyi bound beside
+    it.
+    """
     first = bound(entries, relation, delta)
     if first.method == "none":
         return first
@@ -65,7 +67,9 @@ def epsilon(entries: Entries, relation: Relation, delta: float) -> Epsilon:
 def bound(
     entries: Entries, relation: Relation, delta: float, grid: float | None = None, rough: bool = False
 ) -> Epsilon:
-    """Return the bound by privacy loss distributions, with grid step `grid` or, by default, refined unless `rough`."""
+    """Return the bound on epsilon by privacy loss distributions.
+
+    `grid` is the grid step; by default the step is refined until epsilon is stable, unless `rough`."""
     entries = tuple((event, count) for event, count in entries if count)
     if not all(event.protects for event, _ in entries):
         return Epsilon(math.inf, "none")
@@ -135,7 +139,7 @@ def gaussian_mu(entries: Entries, relation: Relation) -> float | None:
 
 
 def dominating_mu(entries: Entries, relation: Relation) -> float:
-    """Return mu of a Gaussian release that dominates all entries together; inf if an event states none."""
+    """Return mu of one Gaussian release that dominates all entries together; inf if some event states no mu."""
     return math.hypot(*(math.sqrt(count) * event.mu(relation) for event, count in entries if count))
 
 
@@ -149,7 +153,9 @@ def _repeated_pair(entries: Entries) -> tuple[tuple[float, float], int] | None:
 
 
 def _alternatives(entries: Entries, relation: Relation, delta: float) -> list[Composed]:
-    """Return lists of dominating pairs of all entries, per order of neighbours; each list alone gives a valid bound."""
+    """Return alternative lists of dominating pairs for all entries, per order of neighbours; each list gives a valid
+    bound.
+    """
     share = max(delta, 0.0) / max(1, sum(count for event, count in entries if event.spends_delta))
     found = [(event.pairs(relation, share), count) for event, count in entries]
     for (event, _), (ways, _) in zip(entries, found, strict=True):
@@ -166,7 +172,9 @@ def _alternatives(entries: Entries, relation: Relation, delta: float) -> list[Co
 
 @lru_cache(maxsize=256)
 def _on_grid(composed: Composed, delta: float, grid: float | None, rough: bool) -> tuple[float, float | None]:
-    """Return epsilon with grid step `grid` or, by default, with steps quartered until epsilon falls by less than 1%."""
+    """Return (epsilon, grid step) for step `grid` or, by default, after quartering steps until epsilon falls by under
+    1%.
+    """
     if all(len(order) == 1 and order[0][1] == 1 for order in composed):
         return max(pld.single_epsilon(order[0][0], delta) for order in composed), None
     tail = max(delta * _SPARE / sum(count for _, count in composed[0]), 1e-300)
@@ -185,7 +193,9 @@ def _on_grid(composed: Composed, delta: float, grid: float | None, rough: bool) 
 def _on_steps(
     composed: Composed, steps: list[float], tail: float, ask: Callable[[pld.Composition], Answer]
 ) -> list[Answer]:
-    """Apply `ask` to the composition of each order of neighbours; enlarge `steps` if a grid has too many points."""
+    """Return `ask(composition)` for each order of neighbours; grid `steps` are enlarged if a grid has too many
+    points.
+    """
     while True:
         try:
             return [ask(_composition(order, step, tail)) for order, step in zip(composed, steps, strict=True)]
@@ -272,7 +282,9 @@ def check_deltas(plan: Plan, delta: float, deltas: tuple[float, ...], override: 
     if not deltas:
         return check_delta(delta, plan.units, override)
     if len(deltas) != plan.clients.population:
-        raise ConfigError(f"{len(deltas)} deltas for {plan.clients.population} silos", "one per silo, in their order")
+        raise ConfigError(
+            f"{len(deltas)} deltas for {plan.clients.population} silos", "one delta per silo, in the silos' order"
+        )
     for silo, own in enumerate(deltas):
         check_delta(own, plan.units if plan.local.reads is None else plan.local.reads.size(silo), override)
 

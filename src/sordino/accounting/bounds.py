@@ -1,4 +1,5 @@
-"""Bounds on a client's message before noise, from which privacy costs follow; set by local solvers and encode steps."""
+"""Norm bounds on a client's message before noise, from which its sensitivity follows; local solvers and encode steps
+set them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ Norm = Literal[1, 2]
 
 @dataclass(frozen=True)
 class Bound:
-    """Bound on a message: its sensitivity is 1 in `norm` if `finite`, else unlimited.
+    """Bound on a message before noise: its sensitivity is 1 in `norm` if `finite`, else unbounded.
 
     unit "client": ||x|| <= 1, so a client can be added, removed or zeroed (sensitivity 1) or replaced (sensitivity 2).
     unit "record": ||x - x'|| <= 1 when one record of the client is added or removed.
@@ -26,7 +27,9 @@ class Bound:
 
 @dataclass(frozen=True)
 class AlreadyPrivate:
-    """Bound on a message that is private already: `count` times `event` in each round; needs release `Forward`."""
+    """Privacy of a message that its client has already noised: `count` times `event` per round; needs release
+    `Forward`.
+    """
 
     event: Event
     unit: Unit = "record"

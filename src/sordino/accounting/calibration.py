@@ -70,7 +70,8 @@ def _epsilon(line: Line, delta: float, rough: bool = False) -> float:
 
 
 def _bracketed(cost: Callable[[float], float], target: float, bracket: tuple[float, float], slack: float) -> float:
-    """Return z with cost(z) <= target, within `slack` of it in log(cost); `cost` falls with z."""
+    """Return a noise multiplier z with cost(z) <= target, where log(cost) is within `slack` of log(target); `cost`
+    falls with z."""
     low, high = bracket
     while cost(high) > target:
         low, high = high, high * 2
@@ -100,7 +101,7 @@ def _log_ratio(cost: float, target: float) -> float:
 def _largest(
     line_of: Callable[[int], Line], epsilon: float, delta: float, most: int, what: str, fix: str, least: int = 1
 ) -> int:
-    """Return the largest n in [least, most] whose epsilon is at most the target."""
+    """Return the largest n in [least, most] for which `line_of(n)` costs at most (epsilon, delta)."""
     _check_target(epsilon, delta)
     found = _clt_count(line_of, epsilon, delta, least, most)
     for rough in (True, False):
@@ -111,7 +112,7 @@ def _largest(
     if found < least:
         cheapest, some = _epsilon(line_of(least), delta), f"{least} {what}{'s' if least > 1 else ''}"
         needed = f"epsilon at most {upto(epsilon, 6)}"
-        raise UnreachableError(f"epsilon {upto(cheapest, 4)} for {some} already", needed, fix)
+        raise UnreachableError(f"epsilon {upto(cheapest, 4)} already for {some}", needed, fix)
     return found
 
 
@@ -180,7 +181,9 @@ def _clt_mu(line: Line) -> float | None:
 
 
 def _with_noise(plan: Plan, noise: float | tuple[float, ...]) -> dict[str, Any]:
-    """Return the plan's noisy part, by field name, with another noise multiplier, or with one for every silo."""
+    """Return {field name: part}, the plan's part that adds noise, with another noise multiplier, or one for every
+    silo.
+    """
     name = "local" if isinstance(plan.bound, AlreadyPrivate) else "release"
     part = plan.local if name == "local" else plan.release
     return {name: part.with_noise_multipliers(noise) if isinstance(noise, tuple) else part.with_noise_multiplier(noise)}

@@ -1,7 +1,7 @@
 """Composition: the cost of a run as events per adversary. `Plan.cost`, ledgers and certificates call it.
 
     models    sees every released model, nothing else
-    cohort    also sees who took part in which round
+    cohort    also sees which clients took part in which round
     messages  sees every message as it leaves the client
 
 Each adversary has the neighbouring relation that is valid for it. Forecast and final cost are computed by one function;
@@ -45,13 +45,13 @@ LOST = 1e-15  # of delta, for rounds of several steps that one draw decides
 
 @dataclass(frozen=True)
 class Participation:
-    """How often the data were used: number of releases, and rounds of the client with the most rounds.
+    """Counts of a run's releases, from which its cost is computed.
 
     max_participations   rounds that certainly included the client: by a public sampler, or counted where cohorts
                          are visible
     per_client           `max_participations` of every client, where cohorts are visible
-    sampled_rounds       further rounds that may include a client at random: a forecast, or cohorts not recorded
-    repeated             rounds run again after a kill, from 0, once for each time: of the same clients and records
+    sampled_rounds       further rounds that include a client at random: in a forecast, or if cohorts are not recorded
+    repeated             rounds (from 0) that were run again after a kill, with the same clients and records
     repeats              number of repeated rounds; may exceed the length of `repeated` by silos' receipts
     end_reveals_cohorts  whether a budget decides when the run ends, so that its end depends on the drawn cohorts
     prepared             how often the releases before round 1 were made (more than once after a kill)
@@ -78,7 +78,7 @@ class Participation:
 
     @property
     def unnamed(self) -> int:
-        """Number of repeated rounds that `repeated` does not list; any client may have been in these rounds."""
+        """Number of repeated rounds that are not listed in `repeated`, which may have included any client."""
         return max(self.repeats - len(self.repeated), 0)
 
     @property
@@ -93,20 +93,22 @@ class Participation:
 
     @property
     def if_always_sampled(self) -> Participation:
-        """Participation of a client that every sampled round included (the worst case)."""
+        """Return the participation of a client that is included in every sampled round (the worst case)."""
         each, most = (count + self.sampled_rounds for count in self.per_client), self.max_participations
         return replace(self, max_participations=most + self.sampled_rounds, per_client=tuple(each), sampled_rounds=0)
 
 
 def repeated_rounds(charged: Iterable[int]) -> tuple[int, ...]:
-    """Return the rounds that occur more than once in a chain of charges, once for each repetition."""
+    """Return the repeated rounds of a log of charges, once for each repetition."""
     found = Counter(charged)
     return tuple(sorted((found - Counter(set(found))).elements()))
 
 
 @dataclass(frozen=True)
 class Line:
-    """Events and counts that one adversary sees, for one neighbouring relation; for `silos`, or all if empty."""
+    """Privacy events that one adversary observes, with their counts, under one neighbouring relation.
+
+    The line holds for the units in `silos`, or for all units if `silos` is empty."""
 
     adversary: Adversary
     relation: Relation
@@ -116,10 +118,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Cost:
-    """All releases of a run, per adversary; `unit` is what one neighbour may change.
+    """Privacy cost of a run: the events each adversary observes; neighbouring data sets differ in one `unit`.
 
-    Where silos differ, an adversary has one line per kind of silo; a neighbour changes one silo, so the worst line
-    counts.
+    If silos differ, an adversary has one line per kind of silo. Neighbours differ in one silo, so the line with the
+    largest epsilon counts.
     """
 
     unit: Unit
@@ -139,9 +141,9 @@ class Cost:
 def client_cost(clients: Sampler, release: Release, participation: Participation, only: int | None = None) -> Cost:
     """Return the cost of a client-level plan, or of one client; sampling amplifies where the cohort stays hidden.
 
-    To one who sees the cohort a client can be zeroed out or, where its presence was never in doubt, replaced; round by
-    round, or all rounds that share their noise as one event. Where sampling amplifies rounds that share their noise,
-    the sampler separates the columns of C (`Release.check`): one column for each round of a client.
+    Against an adversary who sees the cohort the relation is zero-out or, if the sampler is public, replace-one. Rounds
+    are separate events; under correlated noise all rounds are one event. If sampling amplifies correlated noise, the
+    sampler keeps a client's columns of C disjoint (`Release.check`), so that each of its rounds is one column.
     """
     if release.correlated and not clients.amplifies:  # columns of C may overlap: no cost of single rounds
         participation = participation.if_always_sampled
@@ -162,7 +164,7 @@ def client_cost(clients: Sampler, release: Release, participation: Participation
 
 
 def _rounds(clients: Sampler, event: Event, participation: Participation, client: int | None = None) -> Entries:
-    """Return one client's events: `event` for rounds that certainly included it, `PubliclySampled` for the others."""
+    """Return one client's events: `event` for rounds that certainly included it, `PubliclySampled` for random ones."""
     own = client is not None and participation.per_client
     sure = participation.per_client[client or 0] if own else participation.max_participations
     if not participation.sampled_rounds:
@@ -182,7 +184,7 @@ def _with_repeats(release: Release, allowed: Patterns, participation: Participat
 
 
 def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *own: tuple[float, ...]) -> range:
-    """Return the clients whose cost must be computed: all if clients may differ, otherwise one for all."""
+    """Return the clients whose cost must be computed: all if their costs may differ, otherwise one."""
     if only is not None:
         return range(only, only + 1)
     differ = any(len(each) > 1 for each in own) or bool(foreign(parts))
@@ -190,7 +192,9 @@ def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *o
 
 
 def _message_cost(clients: Sampler, release: Release, participation: Participation, only: int | None) -> Cost:
-    """Return the cost where every client adds its own noise: one line per kind of noise and number of rounds."""
+    """Return the cost of a plan in which every client adds its own noise: a line per noise level and number of
+    rounds.
+    """
     kinds: dict[Entries, list[int]] = {}
     for client in _one_of_each(clients, only, (release,), release.noise_multipliers, participation.per_client):
         rounds = _rounds(clients, release.own_event(client), participation, client)
@@ -270,9 +274,10 @@ def _steps(local: LocalSolver) -> int:
 def _record_rounds(
     clients: Sampler, local: LocalSolver, participation: Participation, event: Event, times: int, silo: int
 ) -> Entries:
-    """Return the events of `times` certain reads of one record, and of rounds that may include its silo at random.
+    """Return the events of `times` certain reads of one record, and of rounds that include its silo at random.
 
-    Steps of one round share one draw of the silo: k rounds are charged, and P[Bin > k] <= 1e-15 is added to delta.
+    All steps of a round share one draw of the silo: k rounds are charged, and P[Bin(rounds, rate) > k] <= 1e-15 is
+    added to delta.
     """
     reads, steps, rate = _record_sampler(local), _steps(local), clients.inclusion_rate
     assert rate is not None
@@ -366,7 +371,9 @@ def with_preparations(cost: Cost, prepare: tuple[Preparation, ...], release: Rel
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Private selection of the best trial: tuned settings `over`, score `by`, and the selection's `id` in a ledger."""
+    """Private selection of the best trial: names of the tuned settings (`over`), the score (`by`), and its ledger
+    `id`.
+    """
 
     id: str
     trials: Trials

@@ -1,4 +1,4 @@
-"""Events: descriptions of releases, from which `accountant` computes epsilon. The parts of a plan create them.
+"""Privacy events: descriptions of releases, from which `accountant` computes epsilon. The parts of a plan create them.
 
 Noise multipliers are relative to the message's bound (the unit ball), for a sensitivity of 1. Where a client may be
 replaced, not only removed, the sensitivity is 2.
@@ -37,16 +37,16 @@ def sensitivity(relation: Relation) -> float:
 
 
 class Event(Part):
-    """One release, as one adversary sees it: the base of all events, those of other packages too.
+    """Base class of all privacy events: one release, as one adversary observes it.
 
     protects       whether the release guarantees anything; False: epsilon is infinite
     is_gaussian    whether the release is Gaussian noise itself, so that `mu` is exact
-    proved_pair    the (epsilon, delta) proved by other means, where nothing else is known of the release
+    proved_pair    the (epsilon, delta) that was proved by other means, if nothing else is known about the release
     only_renyi     whether Renyi divergences alone bound the release: it has no dominating pair
     spends_delta   whether its dominating pair uses a share of delta (`pairs`)
     messages       number of noised messages in the release, where the sum of their noise cannot be drawn at once
     inclusion      P[the unit is in the release], where that amplifies; None: not stated
-    seen_sampling  (rate, event of a round that includes the unit), where the adversary sees which rounds do
+    seen_sampling  (rate, event of a round that includes the unit), if the adversary sees which rounds include it
     """
 
     protects: bool = True
@@ -61,8 +61,7 @@ class Event(Part):
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """Return dominating pairs, each a valid bound; an empty tuple if there is no proof by privacy losses.
 
-        `share` is the delta that one release may spend on the distance to what its pair dominates
-        (`Pair.total_variation`).
+        `share` is the part of delta that one release may use up by `Pair.total_variation`.
         """
         return ()
 
@@ -71,7 +70,7 @@ class Event(Part):
         return math.inf
 
     def pure(self, relation: Relation) -> float:
-        """Return the largest privacy loss; inf if it is unbounded."""
+        """Return the epsilon of pure DP (the largest privacy loss); inf if the loss is unbounded."""
         return math.inf
 
     def renyi(self, relation: Relation) -> Array | None:
@@ -89,7 +88,7 @@ Entries = Sequence[tuple[Event, int]]
 
 @dataclass(frozen=True)
 class GaussianNoise(Event, kind="gaussian"):
-    """x + N(0, noise multiplier^2 I), where ||x||_2 has sensitivity 1."""
+    """Release x + N(0, noise_multiplier^2 I) of a vector x with L2 sensitivity 1."""
 
     noise_multiplier: float
     is_gaussian = True
@@ -108,7 +107,7 @@ class GaussianNoise(Event, kind="gaussian"):
 
 @dataclass(frozen=True)
 class LaplaceNoise(Event, kind="laplace"):
-    """x + Laplace(noise_multiplier) per coordinate, where ||x||_1 has sensitivity 1; the scalar case is tight."""
+    """Release x + Laplace(noise_multiplier) per coordinate of a vector x with L1 sensitivity 1."""
 
     noise_multiplier: float
 
@@ -124,7 +123,9 @@ class LaplaceNoise(Event, kind="laplace"):
 
 
 class _Amplified(Event):
-    """`event` of a secretly sampled cohort that includes a unit with probability `inclusion`."""
+    """Base of events amplified by secret sampling: `event` on a cohort that includes a unit with probability
+    `inclusion`.
+    """
 
     event: Event
 
@@ -136,12 +137,12 @@ class _Amplified(Event):
 
 @dataclass(frozen=True)
 class PoissonSampled(_Amplified, kind="poisson_sampled"):
-    """`event` of a cohort that includes each unit with probability `rate`; the adversary does not see the cohort.
+    """Poisson sampling of `event`: each unit is in the cohort with probability `rate`, and the adversary sees no
+    cohort.
 
-    Any event can be sampled that states one dominating pair for both orders of neighbours, the pair being its own
-    mirror image: (P, Q) ~ (Q, P). Guarantee: `pairs.poisson_sampled` dominates where a unit is added, removed or
-    zeroed out. Where it is replaced, three releases are involved (without it, with either value), and only Gaussian
-    noise is accounted.
+    `event` must state one dominating pair for both orders of neighbours that is its own mirror image: (P, Q) and (Q, P)
+    have the same privacy curve. Guarantee: `pairs.poisson_sampled` dominates if a unit is added, removed or zeroed out.
+    Replace-one is accounted for Gaussian noise only.
     """
 
     rate: float
@@ -175,7 +176,7 @@ class PoissonSampled(_Amplified, kind="poisson_sampled"):
 
 @dataclass(frozen=True)
 class CappedPoisson(_Amplified, kind="capped_poisson"):
-    """Poisson sampling with at most `cap` units kept (a uniform subset), Gaussian noise."""
+    """Poisson sampling truncated to a uniform subset of at most `cap` units, with Gaussian noise."""
 
     rate: float
     population: int
@@ -200,7 +201,8 @@ class CappedPoisson(_Amplified, kind="capped_poisson"):
 
 @dataclass(frozen=True)
 class FixedSampled(_Amplified, kind="fixed_sampled"):
-    """`event` of a uniformly random cohort of exactly `cohort` of `population` units, not seen by the adversary."""
+    """Sampling without replacement of `event`: a uniform cohort of `cohort` among `population` units, hidden from the
+    adversary."""
 
     population: int
     cohort: int
@@ -217,8 +219,8 @@ class FixedSampled(_Amplified, kind="fixed_sampled"):
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """Return the amplified curve and its mirror image (`pairs.Mirrored`), where a unit is replaced.
 
-        A cohort with the unit, and one without it that has another in its place, differ by a replacement too: one pair
-        that dominates replacements in both orders dominates all that the theorem needs.
+        A cohort with the unit differs from one without it by a replacement, too. So a pair that dominates replacements
+        in both orders is all that the theorem needs.
         """
         if relation != "replace_one":
             return ()
@@ -240,7 +242,7 @@ class FixedSampled(_Amplified, kind="fixed_sampled"):
 
 @dataclass(frozen=True)
 class PubliclySampled(Event, kind="publicly_sampled"):
-    """`event` of a round that includes the unit with probability `rate`; the adversary sees the cohort.
+    """Sampling of `event` that the adversary sees: a round includes the unit with probability `rate`.
 
         delta(e) = rate delta_event(e) + (1 - rate) (1 - exp(e))_+
 
@@ -291,7 +293,7 @@ class PubliclySampled(Event, kind="publicly_sampled"):
 
 @dataclass(frozen=True)
 class Shuffled(Event, kind="shuffled"):
-    """`reports` messages, each privatised by `event`, seen only in shuffled order."""
+    """Shuffling of `reports` messages, each privatised by `event`; the adversary sees them in random order."""
 
     reports: int
     event: Event
@@ -343,9 +345,10 @@ class Approximate(Event, kind="approximate"):
 
 @dataclass(frozen=True)
 class Tuned(Event, kind="tuned"):
-    """The best of a random number of trials (`trials`), each `count` times `event`; no other trial is released.
+    """Private selection: the best of a random number of trials (`trials`), each of which costs `count` times `event`.
 
-    Only a Renyi bound exists, and only if `event` has one. If all trials are published, their costs compose instead.
+    Only the best trial is released; if all trials are published, their costs compose instead. The bound is by Renyi
+    divergences, so `event` must have one.
     """
 
     event: Event
@@ -355,7 +358,7 @@ class Tuned(Event, kind="tuned"):
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.event.only_renyi:
-            found = f"a trial of {self.count} times {self.event.kind!r}"
+            found = f"a trial that costs {self.count} times {self.event.kind!r}"
             raise ConfigError(found, "a count of at least 1 of an untuned event")
 
     @property
@@ -380,8 +383,8 @@ class Unprotected(Event, kind="unprotected"):
 def _mirror_pairs(event: Event, relation: Relation, share: float) -> tuple[pairs.Pair, ...]:
     """Return the pairs of an event that can be amplified by sampling: valid in both orders, and symmetric.
 
-    The proofs need only a pair that dominates both orders. Symmetry is required as a safeguard: an asymmetric pair
-    was most likely proved for one order only.
+    The proofs need only a pair that dominates both orders. Symmetry is required as a safeguard, because an asymmetric
+    pair was most likely proved for one order only.
     """
     found = event.pairs(relation, share) if event.protects else ()
     return tuple(one.removed for one in found if one.removed == one.added and pairs.is_own_mirror(one.removed))

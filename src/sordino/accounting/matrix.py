@@ -1,9 +1,9 @@
 """Matrix mechanisms: strategy matrices C of correlated noise C^-1 Z, and their optimisation. `parts` calls it.
 
-A run releases C X + Z, row by row, where row t of X is the sum of round t's messages; everything computed from it, the
-models too, is post-processing. As X + C^-1 Z it is each round's sum with noise that later rounds partly cancel. One
-client changes it by at most  ||sum_{t in its rounds} C[:, t] u_t||,  ||u_t|| <= 1: the sensitivity (`sensitivity`).
-C is lower triangular and, but for the binary tree, Toeplitz: stated by its first column c. Plain arrays only.
+A run releases C X + Z, row by row, where row t of X is the sum of round t's messages; the models are post-processing
+of it. Equivalently, X + C^-1 Z is each round's sum with noise that later rounds partly cancel. One client changes C X
+by at most  ||sum_{t in its rounds} C[:, t] u_t||,  ||u_t|| <= 1: the sensitivity (`sensitivity`).
+C is lower triangular and, except for the binary tree, Toeplitz, given by its first column c.
 
 Bands and buffers are found by L-BFGS with an explicit gradient. The objective is
 
@@ -21,7 +21,7 @@ L = P^-T N A^T M,
 
     grad P_{s+j, s} = -2 sum_u L_{s+j, u} R_{s, u} + 2 (sum_u (A^T M)_{s, u} R_{s, u}) P_{s+j, s} / N_s.
 
-The sums over u, fresh noise Z_u, are smooth in u: every block of rounds is represented by its middle round.
+The terms of the sums over u are smooth in u, so every block of rounds is represented by its middle round.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def errors(column: Floats, rounds: int, work: Floats | None = None) -> Floats:
 
 @dataclass(frozen=True)
 class Goal:
-    """The target of an optimisation: participation patterns, and the server's workload A (column [T] or matrix)."""
+    """Objective of the strategy optimisation: participation patterns, and the server's workload A (column [T] or
+    matrix).
+    """
 
     patterns: Patterns
     work: Floats
@@ -104,10 +106,11 @@ class Goal:
         return self.patterns.rounds
 
     def forgetting(self, share: float | None) -> Goal:
-        """Return the goal with workload A_ts (1 - share)^(t - s): training removes that share of noise in a round.
+        """Return the goal with workload A_ts (1 - share)^(t - s), which models that training removes this share of
+        earlier noise in each round.
 
-        Default 2 / rounds. Gradient steps reduce noise where the loss is curved (Koloskova 2023), and where it is flat
-        noise costs nothing; in a run that is long enough to learn, little of the first round's is left at the end.
+        Default 2 / rounds. Gradient steps reduce noise in directions where the loss is curved (Koloskova 2023), and
+        noise in flat directions does no harm; little of the first round's noise is left at the end of a long run.
         """
         remaining = 1.0 - (2.0 / max(self.rounds, 2) if share is None else share)
         age = np.arange(self.rounds)
@@ -144,7 +147,7 @@ class Goal:
         return float(total @ total), slope
 
     def loss(self, column: Floats) -> tuple[float, Floats]:
-        """Return log sens^2 + log error and its gradient in c; `BAD` where C^-1 overflows."""
+        """Return the objective log sens^2 + log error and its gradient in c; the value `BAD` if C^-1 overflows."""
         with np.errstate(over="ignore", invalid="ignore"):
             (error, by_error), (size, by_size) = self.error(column), self.squared(column)
         if not (np.isfinite(error) and np.isfinite(by_error).all()):
@@ -161,7 +164,9 @@ def _least(
 
 
 def best_bands(goal: Goal, bands: int) -> Floats:
-    """Return the first `bands` entries of the best c; the search begins at the square root."""
+    """Return the first `bands` entries of the optimal column c; the search begins at the square root of the prefix
+    sums.
+    """
     bands = min(bands, goal.rounds)
 
     def loss(rest: Floats) -> tuple[float, Floats]:
@@ -184,7 +189,7 @@ class Buffers:
 
 
 def best_buffers(goal: Goal, buffers: int) -> Buffers:
-    """Return the best `buffers` falling powers. Nonnegative weights that add up to at most 1 keep c falling.
+    """Return the optimal `Buffers` strategy; nonnegative weights with sum at most 1 keep its column decreasing.
 
     The search is over unbounded numbers x, y: weights = exp(x), decays = 1 / (1 + exp(-y)). It begins with decays
     spread evenly in log(1 - decay), and with weights that add up to 1/2 like the square root's.
@@ -216,7 +221,7 @@ def drift_shares(rounds: int, ends: int) -> Floats:
 
 
 def columns(first: Floats, drift: Floats, rounds: int, ends: int) -> Floats:
-    """Return [rounds, bands]: each column of P from the diagonal down, including entries below the last round."""
+    """Return the bands of P as [rounds, bands]: each column from its diagonal down, also beyond the last round."""
     return (first + drift_shares(rounds, ends)[:, None] * drift)[:, :rounds]
 
 
@@ -269,7 +274,7 @@ class DriftSearch:
 
     @cached_property
     def read(self) -> tuple[Floats, Floats]:
-        """Return unit vectors [T, blocks] of each block's middle round, and the number of rounds of each block."""
+        """Return the unit vector of each block's middle round, [T, blocks], and the number of rounds of each block."""
         blocks = np.array_split(np.arange(self.goal.rounds), min(_BLOCKS, self.goal.rounds))
         unit = np.zeros((self.goal.rounds, len(blocks)), order="F")
         unit[[block[len(block) // 2] for block in blocks], np.arange(len(blocks))] = 1.0
@@ -320,7 +325,9 @@ class DriftSearch:
 
 
 def tree_variance(level: int) -> float:
-    """Return the variance of a level-l tree node's best estimate: v_0 = 1, v_l = 2 v_{l-1} / (1 + 2 v_{l-1})."""
+    """Return the variance v_l of the best estimate of a tree node of level l: v_0 = 1, v_l = 2 v_{l-1} / (1 + 2
+    v_{l-1}).
+    """
     found = 1.0
     for _ in range(level):
         found = 2.0 * found / (1.0 + 2.0 * found)

@@ -26,10 +26,10 @@ Tails = tuple[Array, Array]
 
 
 class Pair(ABC):
-    """Two distributions P and Q, stated by the tails of their privacy loss.
+    """Dominating pair of distributions P and Q, given by the tails of their privacy loss L.
 
-    `total_variation` is the distance between the release and what the pair dominates; `slack` is the relative error of
-    `tails`; `largest_loss` is the largest finite loss if it is an atom, so that a grid can include it, else inf.
+    The pair dominates a mechanism within `total_variation` of the release; `slack` is the relative error of `tails`;
+    `largest_loss` is the largest finite loss if it is an atom, so that a grid can include it, else inf.
     """
 
     total_variation: float = 0.0
@@ -56,7 +56,7 @@ class Orders:
 
 @dataclass(frozen=True)
 class Gauss(Pair):
-    """N(mu, 1) against N(0, 1): L is N(mu^2/2, mu^2) under P and N(-mu^2/2, mu^2) under Q. Its own mirror image."""
+    """Gaussian pair N(mu, 1) against N(0, 1): L is N(mu^2/2, mu^2) under P and N(-mu^2/2, mu^2) under Q; symmetric."""
 
     mu: float
 
@@ -81,7 +81,7 @@ class Exponential(Pair):
         return self.size
 
     def tails(self, losses: Array) -> Tails:
-        """P(L > l) = 1 - exp((l - size)/2)/2 inside, Q(L > l) = exp(-(l + size)/2)/2."""
+        """Return the logs of P(L > l) = 1 - exp((l - size)/2)/2 and Q(L > l) = exp(-(l + size)/2)/2 for |l| < size."""
         inside = np.clip(losses, -self.size, self.size)
         some = np.log1p(-np.exp((inside - self.size) / 2) / 2)
         other = -(inside + self.size) / 2 - math.log(2)
@@ -91,7 +91,8 @@ class Exponential(Pair):
 
 @dataclass(frozen=True)
 class Response(Pair):
-    """Any (epsilon, delta)-DP release: with probability delta it reveals everything, else one randomised response.
+    """Dominating pair of any (epsilon, delta)-DP release: randomised response, which reveals everything with
+    probability delta.
 
     Theorem: Kairouz, Oh, Viswanath 2015, "The composition theorem for differential privacy", Thm 3.
     """
@@ -104,7 +105,7 @@ class Response(Pair):
         return self.epsilon
 
     def tails(self, losses: Array) -> Tails:
-        """Atoms at -epsilon, epsilon and, for P alone, at infinity."""
+        """Return the log tails of a loss with atoms at -epsilon, epsilon and, under P alone, infinity."""
         rest, high = math.log1p(-self.delta) if self.delta < 1 else -math.inf, -math.log1p(math.exp(-self.epsilon))
         lost = math.log(self.delta) if self.delta > 0 else -math.inf
         first, second = losses < -self.epsilon, losses < self.epsilon
@@ -113,7 +114,7 @@ class Response(Pair):
 
 
 def inner_loss(losses: Array, rate: float) -> Array:
-    """Return the y with log(1 + q (exp(y) - 1)) = l, or -inf where there is none, without overflow or cancellation."""
+    """Return the loss y before sampling with log(1 + q (exp(y) - 1)) = l, or -inf if there is none; q is `rate`."""
     with np.errstate(divide="ignore", invalid="ignore"):
         small = np.log1p(np.maximum(np.expm1(np.minimum(losses, 1.0)) / rate, -1.0))
         large = losses - math.log(rate) + np.log1p((rate - 1) * np.exp(-np.maximum(losses, 1.0)))
@@ -138,7 +139,7 @@ class _Sampled(Pair):
 
 @dataclass(frozen=True)
 class Present(_Sampled):
-    """(1-q) Q + q P against Q: the changed unit is present with probability q, and its presence is not observed."""
+    """Pair (1-q) Q + q P against Q: the changed unit is sampled with probability q, which is not observed."""
 
     @property
     def largest_loss(self) -> float:  # type: ignore[override]
@@ -146,14 +147,14 @@ class Present(_Sampled):
         return math.log1p(self.rate * math.expm1(inner)) if inner < 700 else math.inf
 
     def tails(self, losses: Array) -> Tails:
-        """L = log(1 - q + q exp(y)) for the inner loss y, so L > l exactly if y > inner_loss(l)."""
+        """Return log tails of L = log(1 - q + q exp(y)), y the loss of `inner`: L > l exactly if y > inner_loss(l)."""
         moved, still = self.inner.tails(inner_loss(losses, self.rate))
         return log_mixture(self.rate, moved, still), still
 
 
 @dataclass(frozen=True)
 class Absent(_Sampled):
-    """P against (1-q) P + q Q, where `inner` is (P, Q) and the unit is in Q: L is at most -log(1 - q)."""
+    """Pair P against (1-q) P + q Q, where `inner` is (P, Q) and the unit is in Q; L is at most -log(1 - q)."""
 
     @property
     def largest_loss(self) -> float:  # type: ignore[override]
@@ -161,20 +162,20 @@ class Absent(_Sampled):
         return -math.log1p(self.rate * math.expm1(-inner)) if inner < math.inf else math.inf
 
     def tails(self, losses: Array) -> Tails:
-        """L = -log(1 - q + q exp(-y)) for the inner loss y: L > l exactly if y > -inner_loss(-l)."""
+        """Return log tails of L = -log(1 - q + q exp(-y)), y the loss of `inner`: L > l if y > -inner_loss(-l)."""
         still, moved = self.inner.tails(-inner_loss(-losses, self.rate))
         return still, log_mixture(self.rate, moved, still)
 
 
 @dataclass(frozen=True)
 class Swapped(Pair):
-    """(1-q) N(0) + q N(mu) against (1-q) N(0) + q N(-mu): the unit is sampled by the same draw and has other data."""
+    """Pair (1-q) N(0) + q N(mu) against (1-q) N(0) + q N(-mu): Poisson-sampled Gaussian noise under replace-one."""
 
     rate: float
     mu: float
 
     def tails(self, losses: Array) -> Tails:
-        """L is odd and increasing in the outcome x: a quadratic equation in exp(mu x) inverts it."""
+        """Return log tails of L, which is odd and increasing in the outcome x; a quadratic in exp(mu x) inverts it."""
         # x >= 0 with (1-q) + q c w = exp(l) ((1-q) + q c / w),  w = exp(mu x),  c = exp(-mu^2/2)
         size = np.abs(losses)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -192,18 +193,20 @@ class Swapped(Pair):
 
 @dataclass(frozen=True)
 class Mirrored(_Sampled):
-    """Fixed-size sampling: the curve q delta_inner(y) at l = log(1 + q (exp(y) - 1)) >= 0, its mirror image below 0.
+    """Pair of sampling without replacement: delta(l) = q delta_inner(y) at l = log(1 + q (exp(y) - 1)) >= 0, mirrored
+    below 0:
 
         delta(-l) = 1 - exp(-l) + exp(-l) delta(l)        each pair of neighbours counts in both orders
 
-    Where the halves meet the slope jumps by (1 - q) delta_inner(0) >= 0, so the curve is convex in exp(l): that of a
-    pair. Guarantee: dominates (1-q) A + q B against (1-q) A + q B' whenever `inner` dominates B against A and B
-    against B', and the same with B and B' swapped. Theorem: Balle, Barthe, Gaboardi 2018, Thm 2 and 9 (advanced joint
-    convexity).
+    At l = 0 the slope jumps by (1 - q) delta_inner(0) >= 0, so the curve is convex in exp(l), and is that of a pair.
+    Guarantee: dominates (1-q) A + q B against (1-q) A + q B' whenever `inner` dominates B against A and B against B',
+    and the same with B and B' swapped. Theorem: Balle, Barthe, Gaboardi 2018, Thm 2 and 9 (advanced joint convexity).
     """
 
     def tails(self, losses: Array) -> Tails:
-        """Above 0 that of `Present`; below, P(L > -l) = 1 - Q(L >= l) and Q(L > -l) = 1 - P(L >= l)."""
+        """Return the log tails: those of `Present` above 0; below, P(L > -l) = 1 - Q(L >= l), Q(L > -l) = 1 - P(L >=
+        l).
+        """
         above, below = Present(self.rate, self.inner).tails(np.abs(losses))
         with np.errstate(divide="ignore"):
             mirror = np.log1p(-np.exp(below)), np.log1p(-np.exp(above))
@@ -212,7 +215,7 @@ class Mirrored(_Sampled):
 
 @dataclass(frozen=True)
 class Either(Pair):
-    """`first` with probability `share`, else `second`, and the adversary sees which: the mixture of both pairs."""
+    """Mixture of two pairs: `first` with probability `share`, else `second`; the adversary sees which."""
 
     share: float
     first: Pair
@@ -225,7 +228,8 @@ class Either(Pair):
 
 @dataclass(frozen=True)
 class PublicMixture(_Sampled):
-    """`inner` with probability `rate`, else a loss of 0; the adversary sees which, and the draw depends on no data."""
+    """Mixture of `inner` with probability `rate` and loss 0 otherwise; the adversary sees which, and the draw depends
+    on no data."""
 
     @property
     def total_variation(self) -> float:  # type: ignore[override]
@@ -236,14 +240,14 @@ class PublicMixture(_Sampled):
         return self.inner.largest_loss
 
     def tails(self, losses: Array) -> Tails:
-        """q times the inner tails, and 1 - q below 0."""
+        """Return the log tails: q times those of `inner`, plus 1 - q for l < 0."""
         nothing = np.where(losses < 0, 0.0, -np.inf)
         some, other = self.inner.tails(losses)
         return log_mixture(self.rate, some, nothing), log_mixture(self.rate, other, nothing)
 
 
 def log_mixture(share: float, first: Array, second: Array) -> Array:
-    """log(share exp(first) + (1 - share) exp(second))."""
+    """Return log(share exp(first) + (1 - share) exp(second)) without overflow."""
     if share >= 1:
         return first
     if share <= 0:
@@ -252,28 +256,30 @@ def log_mixture(share: float, first: Array, second: Array) -> Array:
 
 
 def poisson_sampled(rate: float, inner: Pair) -> Orders:
-    """Poisson sampling under add_remove or zero_out of a release that `inner` dominates in both orders.
+    """Return the pairs of Poisson sampling, add_remove or zero_out, for a release that `inner` dominates in both
+    orders.
 
-    Let T be the other units of the cohort, A the release of T and B that of T with our unit, both averaged over T; the
-    sampled release is (1-q) A + q B with our unit in the data, and A without. For every t = exp(e), and c = 1 - t
-    (1-q),
+    Let T be the other units of the cohort, A the release of T and B that of T with the changed unit, both averaged
+    over T; the sampled release is (1-q) A + q B if the unit is in the data, and A if not. For every t = exp(e), and c
+    = 1 - t (1-q),
 
         H_t((1-q) A + q B, A) = q H_s(B, A),   s = (t - 1 + q) / q        for t >= 1 - q, else 1 - t for any A and B
         H_t(A, (1-q) A + q B) = c H_s(A, B),   s = t q / c                for c > 0, else 0 for any A and B
 
     by collecting the terms of A in sup_S. H_s is jointly convex, and `inner` dominates (B, A) and (A, B) for every T,
-    so it does on average: replacing them by `inner` only raises both lines, and the right-hand sides are then those of
-    `Present` and `Absent`. An absent unit and an empty message leave the same sum, so zero_out is the same.
+    so also on average: with `inner` in their place both right-hand sides only grow, and are those of `Present` and
+    `Absent`. An absent unit and an empty message give the same sum, so zero_out has the same pairs.
     """
     return Orders(Present(rate, inner), Absent(rate, inner))
 
 
 @lru_cache(maxsize=256)
 def is_own_mirror(pair: Pair) -> bool:
-    """Check that (P, Q) and (Q, P) have one privacy curve: delta(e) = 1 - exp(e) + exp(e) delta(-e), at 64 e.
+    """Return whether (P, Q) and (Q, P) have the same privacy curve: delta(e) = 1 - exp(e) + exp(e) delta(-e), checked
+    at 64 values of e.
 
-    A pair that dominates a release in both orders, (X, Y) and (Y, X), has that symmetry where it is tight. A pair
-    without it that is stated for both orders is most likely that of one order alone.
+    A tight pair that dominates a release in both orders of neighbours has this symmetry. An asymmetric pair that is
+    stated for both orders was most likely proved for one order only.
     """
     e = np.geomspace(1e-4, 30.0, 64)
     with np.errstate(all="ignore"):
@@ -283,7 +289,8 @@ def is_own_mirror(pair: Pair) -> bool:
 
 
 def capped(rate: float, population: int, cap: int, mu: float, *, replaced: bool, removed: bool) -> Orders:
-    """Poisson sampling with at most `cap` units kept; `mu` is that of one unit's message (proof: docs/privacy.md).
+    """Return the pairs of Poisson sampling truncated to `cap` units; `mu` is that of one unit's message (proof:
+    docs/privacy.md).
 
     J others are drawn, J ~ Bin(N - 1, q):
         J < cap   the unit is added with rate q                                          sensitivity 1
@@ -308,9 +315,9 @@ _BLOCK = 2e-3  # values of C that differ by less than this share count as the le
 
 @dataclass(frozen=True)
 class Clones(Pair):
-    """One shuffled round of n reports, each eps0-DP: amplification by shuffling, replace-one.
+    """Pair of one shuffled round of n reports, each eps0-DP: amplification by shuffling, replace-one.
 
-    n clients each send one report of a local randomiser, and a trusted shuffler forgets who sent which. Each
+    n clients each send one report of a local randomiser, and a trusted shuffler permutes the reports at random. Each
     randomiser is (eps0, delta0)-DP for its client: any two inputs, replace-one. All clients run the same randomiser
     (in general it may depend on the place in the shuffled order and on earlier reports, never on the client). The pair
     is that of one round, neighbours differ in the input of one client, and n is public. Rounds, chosen adaptively or
@@ -319,10 +326,10 @@ class Clones(Pair):
         C ~ Bin(n - 1, exp(-eps0)),  A ~ Bin(C, 1/2),  D ~ Bern(exp(eps0) / (exp(eps0) + 1))
         P = (A + D, C - A + 1 - D)   against   Q = (A + 1 - D, C - A + D)
 
-    n is `reports`, eps0 is `epsilon0`; C counts the clones: reports that a fair draw gives to either input of the
-    changed client.
+    n is `reports`, eps0 is `epsilon0`; C is the number of clones: reports that are equally likely to come from either
+    input of the changed client.
 
-    Given C = c the loss depends on r = k / (c + 1) alone, k the first count, and k has a simple law:
+    Given C = c the loss depends on r = k / (c + 1) alone, where k is the first count, with distribution
 
         k ~ 2 (a r + (1-a)(1-r)) Bin(c + 1, 1/2)  under P,      L = log (a r + (1-a)(1-r)) / ((1-a) r + a (1-r)),
         k ~ 2 ((1-a) r + a (1-r)) Bin(c + 1, 1/2) under Q,      a = exp(eps0) / (exp(eps0) + 1)
@@ -418,12 +425,12 @@ def distance_to_pure(*, reports: int, epsilon0: float, delta0: float) -> float:
         paper, Thm 3.8:   (1 + exp(-eps0)/2) n delta0
         here:             max(1 + exp(-eps0)/2, 2 exp(-eps0)) n delta0
 
-    The larger of two: the published constant, and one with a short proof. Write R0, R1 for the reports of the changed
-    client and R for that of another. (i) R0, R1 lie within delta0 of some R0', R1' that are eps0-indistinguishable,
-    with (1 - delta0) R0' <= R0, and so for R1' (Kairouz, Oh, Viswanath 2015). (ii) The clone G = exp(-eps0)
-    (R0' + R1')/2 exceeds R by a mass of at most 2 exp(-eps0) delta0, so R lies that near to an R' >= G. (iii) With
-    R0', R1', R' the reduction to (P, Q) is exact, and D(P||Q) <= D(P'||Q') + TV(P, P') + exp(e) TV(Q, Q'). Over many
-    rounds the total variations add up.
+    The bound is the larger of the published constant and one with this short proof. Write R0, R1 for the reports of
+    the changed client and R for that of another. (i) R0, R1 lie within delta0 of some R0', R1' that are
+    eps0-indistinguishable, with (1 - delta0) R0' <= R0, and so for R1' (Kairouz, Oh, Viswanath 2015). (ii) The clone G
+    = exp(-eps0) (R0' + R1')/2 exceeds R by a mass of at most 2 exp(-eps0) delta0, so R lies that near to an R' >= G.
+    (iii) With R0', R1', R' the reduction to (P, Q) is exact, and D(P||Q) <= D(P'||Q') + TV(P, P') + exp(e) TV(Q, Q').
+    Over many rounds the total variations add up.
     """
     per_report = max(1 + math.exp(-epsilon0) / 2, 2 * math.exp(-epsilon0))
     return per_report * reports * delta0 * (1 + _SLACK)

@@ -2,19 +2,19 @@
 
     L = L_1 + ... + L_n,    delta(e) = E_P[(1 - exp(e - L))_+] = P(L > e) - exp(e) Q(L > e)
 
-Grid. A loss between two multiples of the step goes to both, so that its probability and the mean of exp(-L) stay
-(connect the dots: Doroshenko et al. 2022). delta is convex in exp(-L) and grows with L, so this, and anything that
-moves probability to larger losses, only raises delta.
+Grid. The mass of a loss between two grid points is split between both, so that its probability and the mean of exp(-L)
+are preserved (connect the dots: Doroshenko et al. 2022). delta is convex in exp(-L) and grows with L, so this, and
+anything that moves probability to larger losses, only raises delta.
 
 Tilt. The tails that decide a small delta are far below the rounding of an FFT. So each distribution is multiplied by
-exp(theta l) / M(theta) first, with the theta that puts its mean near the epsilon we look for, and divided after the
-convolution: what was a tail is the middle, and rounding is relative to delta itself.
+exp(theta l) / M(theta) first, with the theta that puts its mean near the wanted epsilon, and divided by it after the
+convolution: the tail then is the middle, and the rounding error is relative to delta itself.
 
 Guarantee: `TiltedSum.deltas` and `TiltedSum.epsilon` are upper bounds. Counted in full: the loss beyond the grid (as
 infinite), the loss beyond the window of the FFT (by Chernoff, as infinite), and the rounding of the transform: at most
 GAMMA log2(N) in the 2-norm, relative (Higham 2002, "Accuracy and stability of numerical algorithms", Thm 24.2).
 
-Last, bounds that need no grid: one release, one Gaussian release, repeated (epsilon, delta) pairs.
+The last functions need no grid: bounds of one release, one Gaussian release, and repeated (epsilon, delta) pairs.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def span(pair: Pair, tail: float) -> tuple[float, float]:
 
 @lru_cache(maxsize=64)
 def losses_on(pair: Pair, step: float, tail: float) -> Losses:
-    """Put a pair on a grid, rounded up; losses beyond the last point, of probability at most `tail`, are infinite."""
+    """Discretise a pair's losses on a grid, rounded up; losses beyond the grid, of probability <= `tail`, become
+    infinite.
+    """
     low, high = span(pair, tail)
     if high - low > 8 * POINTS * step:
         raise TooWideError((high - low) / (8 * POINTS * step))
@@ -107,9 +109,9 @@ def losses_on(pair: Pair, step: float, tail: float) -> Losses:
 
 
 def fitting_step(order: Sequence[tuple[Pair, int]], tail: float) -> float:
-    """Return the step of a first grid: an eighth of one release's standard deviation, at a cost of 1/1000 in epsilon.
+    """Return the first grid step: an eighth of one release's loss standard deviation, which adds about 0.1% to epsilon.
 
-    The step is reduced slightly if that puts the largest loss, where it is an atom, on the grid.
+    The step is reduced slightly if the largest loss is an atom, so that this loss is on the grid.
     """
     total = sum(count for _, count in order)
     step = max(math.sqrt(sum(count / total * _deviation(pair, tail) ** 2 for pair, count in order)) / 8, 1e-18)
@@ -138,7 +140,7 @@ def _deviation(pair: Pair, tail: float) -> float:
 
 
 class TiltedSum:
-    """The distribution of the losses of many releases together; `masses` are tilted by `theta` and rounded up."""
+    """Distribution of the total loss of many releases; `masses` are exponentially tilted by `theta` and rounded up."""
 
     def __init__(
         self,
@@ -159,7 +161,9 @@ class TiltedSum:
         self.above = _discounted(masses, slow) * (1 + 1e-12), _discounted(masses, fast) * (1 - 1e-12)
 
     def deltas(self, epsilons: Array, k: NDArray[np.int64] | None = None) -> Array:
-        """Bound delta at each epsilon from above; 1 below the window. `k`: index of the last loss not above each."""
+        """Return an upper bound on delta at each epsilon; 1 below the window. `k`: index of the last loss <= each
+        epsilon.
+        """
         k = np.searchsorted(self.values, epsilons, side="right") - 1 if k is None else k
         inside = np.clip(k, 0, len(self.values) - 1)
         some, other = self.above
@@ -186,7 +190,8 @@ class TiltedSum:
         return high
 
     def is_precise(self, epsilon: float, delta: float, infinite: float) -> bool:
-        """Return whether the errors of transform and window are negligible against delta, or the end of the grid.
+        """Return whether the errors of transform and window are negligible against delta, or against the mass beyond
+        the grid.
 
         These errors add  beyond + error sum_(l > epsilon) exp(scale - theta l).
         """
@@ -229,7 +234,7 @@ class Composition:
         )
 
     def epsilon(self, delta: float) -> float:
-        """Bound epsilon at `delta` from above: by the tilted sum, or by Chernoff alone where that is less."""
+        """Return an upper bound on epsilon at `delta`: that of the tilted sum, or the Chernoff bound if smaller."""
         left = delta - self.infinite
         if left <= 0:
             return math.inf
@@ -247,7 +252,8 @@ class Composition:
         return min(found)
 
     def deltas(self, epsilons: Array, without_wide: bool = False) -> Array:
-        """Bound delta at each epsilon >= 0 from above, by a sequence of tilts: each is a bound at every epsilon.
+        """Return an upper bound on delta at each epsilon >= 0: the minimum over several tilts, each of which gives a
+        bound.
 
         A tilt whose window is too wide for this grid raises `TooWideError` or, with `without_wide`, is left out.
         """
@@ -267,9 +273,9 @@ class Composition:
         return found
 
     def _tilts(self, theta: float, without_wide: bool = False) -> Iterator[TiltedSum]:
-        """Yield the sum tilted by theta, then by less and less, until the caller stops: each is a bound.
+        """Yield the sum tilted by theta, then by smaller and smaller tilts, until the caller stops; each gives a bound.
 
-        Windows that are too wide are skipped; a caller that reads to the end gets `TooWideError` for them.
+        Tilts whose window is too wide are skipped; the iteration then ends with `TooWideError`.
         """
         wide: list[TooWideError] = []
         for factor in _FACTORS:
@@ -283,7 +289,7 @@ class Composition:
             raise min(wide, key=lambda error: error.factor)
 
     def _best_tilt(self, cost: Callable[[float, float], float], reach: float) -> tuple[float, float]:
-        """Return the theta with the least cost(theta, log M), on a grid narrowed twice, and that cost, exactly."""
+        """Return the theta that minimises cost(theta, log M), by a grid search refined twice, and its exact cost."""
         deviation = math.sqrt(sum(c * law.variance for law, c in zip(self.laws, self.counts, strict=True)))
         middle = math.sqrt(2 * max(reach, 0.1)) / max(deviation, self.step)
         thetas = np.geomspace(middle * 1e-4, middle * 30, 24)
@@ -295,7 +301,7 @@ class Composition:
         return best, cost(best, self._cumulant(best))
 
     def _cumulants(self, thetas: Array, rough: bool = False) -> Array:
-        """Return log M(theta) of the sum of all finite losses; with `rough`, from summaries in blocks."""
+        """Return log M(theta), the log moment generating function of the total finite loss; approximate if `rough`."""
         total = np.zeros(len(thetas))
         for law, count in zip(self.laws, self.counts, strict=True):
             logs, values = law.rough if rough else (law.logs, law.values)
@@ -370,12 +376,12 @@ class _Law:
             self.rough = np.log(chances), np.where(chances > 0, means, self.values[blocks])
 
     def tilted(self, theta: float) -> Array:
-        """masses exp(theta l) / M(theta)."""
+        """Return the tilted probabilities, masses exp(theta l) / M(theta)."""
         found = self.logs + theta * self.values
         return np.asarray(np.exp(found - _log_sum(found)))
 
     def moments(self, theta: float) -> tuple[float, float]:
-        """Mean and variance of the tilted distribution."""
+        """Return mean and variance of the tilted distribution."""
         weights = self.tilted(theta)
         mean = float(weights @ self.values)
         return mean, float(weights @ (self.values - mean) ** 2)
@@ -387,7 +393,8 @@ def _log_sum(logs: Array) -> float:
 
 
 def _convolved(laws: list[Array], counts: Array) -> tuple[Array, float]:
-    """Convolve each distribution with itself `count` times, all together, on the circle; bound every entry's error.
+    """Return the circular convolution of each distribution with itself `count` times, of all together, and an error
+    bound.
 
         y = F^-1 prod_i f_i^n_i,    |y' - y| <= sum_i n_i |e_i| |f|^(n-1) / N + (power: 16 n ulp |f|^n / N) + |F^-1 err|
 
@@ -419,7 +426,7 @@ def _convolved(laws: list[Array], counts: Array) -> tuple[Array, float]:
 
 
 def single_deltas(pair: Pair, epsilons: Array) -> Array:
-    """Bound delta of one release, without a grid: P(L > e) - exp(e) Q(L > e), rounded up."""
+    """Return an upper bound on delta of one release, without a grid: P(L > e) - exp(e) Q(L > e), rounded up."""
     some, other = pair.tails(epsilons)
     with np.errstate(over="ignore", invalid="ignore"):
         above, scaled = np.exp(some), np.exp(np.minimum(epsilons + other, some))
@@ -443,7 +450,9 @@ def single_epsilon(pair: Pair, delta: float) -> float:
 
 
 def gaussian_delta(mu: float, at: float) -> float:
-    """delta of a Gaussian release at epsilon e: Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu) (Balle & Wang 2018)."""
+    """Return delta of a Gaussian release at epsilon e: Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu) (Balle, Wang
+    2018).
+    """
     if mu == 0:
         return max(0.0, -math.expm1(at))
     first, second = float(log_ndtr(mu / 2 - at / mu)), at + float(log_ndtr(-mu / 2 - at / mu))
@@ -493,7 +502,7 @@ def repeated_pair_delta(pair: tuple[float, float], count: int, at: float) -> flo
 
 @lru_cache(maxsize=32)
 def _pair_tails(pair: tuple[float, float], count: int) -> tuple[float, Array, Array]:
-    """1 - (1-d)^k, Pr[B >= i] and log Pr[k - B >= i] of k pairs (Kairouz, Oh, Viswanath 2015, Theorem 3.3):
+    """Return 1 - (1-d)^k, Pr[B >= i] and log Pr[k - B >= i] for k = `count` (Kairouz, Oh, Viswanath 2015, Theorem 3.3):
 
     delta(e) = 1 - (1-d)^k (1 - max_i (Pr[B >= i] - exp(e) Pr[k - B >= i])),   B ~ Bin(k, 1 / (1 + exp(-epsilon)))
     """

@@ -6,8 +6,8 @@ mu         the least with delta(e) <= delta_mu(e) + 1e-10 at every e >= 0, for a
            delta_mu(e) = Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu)                (Dong, Roth, Su 2022, Corollary 1)
 regret     the least k with f(a + k) - k <= f_mu(a) at every a, f the least error of a test with false alarms a: what
            is lost by stating mu instead of the whole curve                                     (Kaissis et al. 2024)
-by participations   delta(e) = sum_k Bin(T, q)(k) delta_k(e) bounds one who sees random cohorts, on average. Once they
-           are drawn, that adversary knows k, and delta_k holds for a client that was in k rounds.
+by participations   delta(e) = sum_k Bin(T, q)(k) delta_k(e) holds on average over random cohorts that the adversary
+           sees. Once cohorts are drawn, the adversary knows k, and delta_k holds for a client in k rounds.
 
 Guarantee: every number is rounded up, so each stated bound holds.
 """
@@ -58,7 +58,7 @@ def ceiling(line: Line, at: float = 0.01) -> Ceiling:
 
 
 def power(mu: float, at: float) -> float:
-    """Return Phi(Phi^-1(at) + mu): the exact true-positive ceiling under mu-GDP."""
+    """Return Phi(Phi^-1(at) + mu), the largest true-positive rate at false-positive rate `at` under mu-GDP."""
     return _phi(float(ndtri(at)) + mu)
 
 
@@ -82,13 +82,13 @@ def true_positives(false_positives: Array, epsilons: Array, deltas: Array) -> Ar
 
 
 def protects(line: Line) -> bool:
-    """Return whether every event of a line has a guarantee (finite epsilon)."""
+    """Return whether all events of a cost line have a finite epsilon."""
     return all(event.protects for event, count in line.entries if count)
 
 
 @lru_cache(maxsize=256)
 def gaussian(line: Line) -> dict[str, float] | None:
-    """Return mu, its regret and the delta left out (1e-10); None if no Gaussian release dominates the line."""
+    """Return mu of Gaussian DP, its regret and the ignored delta (1e-10); None if no Gaussian release dominates."""
     if not protects(line):
         return None
     exact = accountant.gaussian_mu(line.entries, line.relation)
@@ -120,10 +120,10 @@ def least_mu(nodes: Array, deltas: Array) -> float | None:
 
 
 def dominates(mu: float, nodes: Array, deltas: Array) -> bool:
-    """Check delta(e) <= delta_mu(e) + LEFT for all e, from finitely many of them.
+    """Return whether delta(e) <= delta_mu(e) + LEFT for all e, checked at finitely many nodes.
 
-    In x = exp(e) both curves are convex: between two nodes ours lies below its chord, and the Gaussian one above its
-    tangents at both, whose larger one is least where they cross; so chord and crossing decide.
+    Both curves are convex in x = exp(e). Between two nodes delta lies below its chord, and delta_mu above its tangents
+    at both nodes, so it is enough to compare the chord with the point where the tangents cross.
     """
     x, slope, first = np.exp(nodes), -ndtr(-mu / 2 - nodes / mu), ndtr(mu / 2 - nodes / mu)
     # delta_mu, rounded down where the difference is lost in rounding
@@ -160,7 +160,7 @@ def _up(value: float) -> float:
 
 
 def summary(lines: Sequence[Line]) -> dict[str, Any]:
-    """Return the profile that holds for every silo: the worst at every point; mu is computed only for few silos."""
+    """Return the privacy profile that holds for every silo: the largest value at every point; mu only for few silos."""
     kinds = sorted({replace(line, adversary="models", silos=()) for line in lines}, key=repr)
     found = [copy.deepcopy(points(line)) for line in kinds]
     gdp = [gaussian(line) for line in kinds] if len(kinds) <= _KINDS else [None]
@@ -193,7 +193,7 @@ def points(line: Line) -> dict[str, Any]:
 
 
 def by_participations(line: Line, delta: float) -> list[dict[str, Any]]:
-    """Return epsilon of a client in k rounds for three values of k, or [] unless random cohorts are visible."""
+    """Return epsilon of a client in k rounds for three values of k; [] unless cohorts are random and visible."""
     sampled = [(event, count) for event, count in line.entries if event.seen_sampling is not None]
     if len(sampled) != 1 or sampled[0][0].seen_sampling is None:
         return []

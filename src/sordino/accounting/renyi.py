@@ -14,7 +14,7 @@ Private selection releases the best of a random, secret number K of trials:
 
 Guarantee: Papernot, Steinke 2022, Theorems 2 and 6. It holds for the best of K independent trials, by any score of what
 a trial released, if all trials are equally private, and if K and every other trial stay secret. If a table of all
-trials is looked at, the costs of the trials compose instead.
+trials is published, the costs of the trials compose instead.
 """
 
 from __future__ import annotations
@@ -73,16 +73,19 @@ def laplace(size: float) -> Array:
 
 @lru_cache(maxsize=256)
 def poisson_gaussian(rate: float, mu: float) -> Array:
-    """(1-q) N(0) + q N(mu) against N(0), which is the larger order of the two (Mironov, Talwar, Zhang 2019).
+    """Return divergences of (1-q) N(0) + q N(mu) from N(0), the larger of both directions (Mironov, Talwar, Zhang
+    2019).
 
-    Whole orders by the binomial sum, others by Gauss-Legendre quadrature.
+    Integer orders are computed by the binomial sum, others by Gauss-Legendre quadrature.
     """
     return np.asarray([_log_moment(rate, mu, float(a), -_REACH) / (a - 1) for a in ORDERS])
 
 
 @lru_cache(maxsize=256)
 def fixed_size_gaussian(rate: float, mu: float) -> Array:
-    """The pair `Mirrored(rate, Gauss(mu))`: E_P[exp((a-1) L)] above 0, at 0, and below 0 by the mirror."""
+    """Return divergences of the pair `Mirrored(rate, Gauss(mu))`: E_P[exp((a-1) L)] over L > 0, L = 0 and, by
+    symmetry, L < 0.
+    """
     at_zero = (1 - rate) * math.erf(min(mu, 1e9) / math.sqrt(8))
     found = []
     for a in ORDERS:
@@ -126,7 +129,7 @@ MOST = 10_000.0  # trials on average
 
 @dataclass(frozen=True)
 class Trials:
-    """Distribution of the random number of trials, with this mean; `shape` is eta of the negative binomial."""
+    """Distribution of the random number of trials, with mean `mean`; `shape` is eta of the negative binomial."""
 
     mean: float = 10.0
     law: Literal["negative_binomial", "poisson"] = "negative_binomial"
@@ -136,13 +139,13 @@ class Trials:
         poisson = self.law == "poisson"
         if not (0 < self.mean <= MOST if poisson else 1 < self.mean <= MOST):
             needed = f"a mean {'above 0' if poisson else 'above 1'}, at most {MOST:,.0f}"
-            raise ConfigError(f"{self.mean:g} trials on average", needed, "10 is usual")
+            raise ConfigError(f"a mean of {self.mean:g} trials", needed, "10 is usual")
         if not 0 <= self.shape <= 100:
             raise ConfigError(f"shape = {self.shape:g} of the trials", "0 (logarithmic) to 100; 1 is geometric")
 
     @property
     def gamma(self) -> float:
-        """The gamma of the negative binomial that has this mean."""
+        """Parameter gamma of the negative binomial distribution with this mean."""
         return _gamma(self.shape, self.mean)
 
     def draw(self, rng: np.random.Generator) -> int:
@@ -159,13 +162,13 @@ class Trials:
         return k
 
     def divergences(self, one: Array) -> Array:
-        """Divergences of the best trial, from the divergences D_a of one; m is the mean.
+        """Return the divergences of the best trial from the divergences D_a of one trial (`one`); m is the mean.
 
             negative binomial   D_a + (1 + eta) min over b of ((1 - 1/b) D_b + log(1/gamma) / b) + log(m) / (a - 1)
             Poisson             D_a + m delta(log(1 + 1/(a-1))) + log(m) / (a - 1),   delta(.) by a trial's divergences
 
-        Theorem: Papernot, Steinke 2022, Theorems 2 and 6; a Poisson mean below 1 reduces nothing. Divergences grow
-        with their order, so a larger one bounds a smaller.
+        Theorem: Papernot, Steinke 2022, Theorems 2 and 6; a Poisson mean below 1 is taken as 1 in log(m). Divergences
+        grow with their order, so those of a larger order bound those of a smaller order.
         """
         if self.law == "poisson":
             best = (
@@ -189,6 +192,7 @@ def _gamma(shape: float, mean: float) -> float:
 
 
 def _mean(shape: float, gamma: float) -> float:
-    """E[K] of the negative binomial: (1/gamma - 1) / log(1/gamma), or eta (1 - gamma) / (gamma (1 - gamma^eta))."""
+    """Return E[K] of the negative binomial: (1/gamma - 1) / log(1/gamma) for eta = 0, else eta (1 - gamma) / (gamma
+    (1 - gamma^eta))."""
     log = math.log(gamma)
     return math.expm1(-log) / -log if shape == 0 else shape * math.expm1(-log) / -math.expm1(shape * log)

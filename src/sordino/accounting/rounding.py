@@ -1,4 +1,4 @@
-"""Rounding of bounds for certificates and printed text: never to the wrong side of what was proved.
+"""Rounding of bounds for certificates and printed text: a printed upper bound is never below the proved bound.
 
 Rounding an upper bound of 1.00004 to 1 would overstate it. So an upper bound is rounded up and a lower one down, at the
 last printed digit; a number that needs no more digits is printed exactly.
@@ -28,7 +28,7 @@ def _rounded(bound: float, digits: int, way: int) -> str:
 
 
 def upward(value: float) -> float | None:
-    """Return epsilon rounded up at the sixth digit after the point; None (no guarantee) where it is infinite."""
+    """Return epsilon rounded up at the sixth decimal place; None (no guarantee) if it is infinite."""
     if not math.isfinite(value):
         return None
     steps = math.ceil(value * 1e6)

@@ -1,4 +1,4 @@
-"""Sensitivity of matrix mechanisms: how far one client changes C X, over all its participation patterns.
+"""Sensitivity of matrix mechanisms: the largest change of C X by one client, over all its participation patterns.
 
 A pattern has at most `max_participations` rounds of T, any two at least `min_separation` apart. A client adds u_t,
 ||u_t|| <= 1, in each of its rounds, so it changes C X by at most
@@ -37,7 +37,9 @@ def dense(column: Floats, rounds: int) -> Floats:
 
 
 def _earlier(size: Floats, apart: int) -> Floats:
-    """Return [t, u]: the largest sum of entries of row t over a pattern of rounds up to u."""
+    """Return the table [t, u]: the largest sum of entries of row t over patterns of rounds up to u, `apart` from each
+    other.
+    """
     found = np.zeros_like(size)
     for u in range(len(size)):
         before = found[:, u - apart] if u >= apart else 0.0
@@ -46,12 +48,14 @@ def _earlier(size: Floats, apart: int) -> Floats:
 
 
 def _at(table: Floats, t: NDArray[np.int64], u: NDArray[np.int64]) -> Floats:
-    """table[t, u], or 0 before the first round."""
+    """Return table[t, u], or 0 where u is before the first round."""
     return np.where(u >= 0, table[t, np.maximum(u, 0)], 0.0)
 
 
 def _by_two_gaps(size: Floats, gaps: NDArray[np.int64], most: int) -> float:
-    """F[t, d]: the maximum over patterns that end with rounds t - d and t; the last d is any gap wider than the bands.
+    """Return the maximum over patterns by F[t, d], the maximum over those that end with rounds t - d and t.
+
+    The last d stands for any gap wider than the bands.
 
     F[t, d] = G_tt + 2 G_{t, t-d} + max_e (F[t-d, e] + 2 G_{t, t-d-e} + 2 earlier[t, t-d-e-apart])
     """
@@ -73,7 +77,9 @@ def _by_two_gaps(size: Floats, gaps: NDArray[np.int64], most: int) -> float:
 
 
 def _by_one_gap(size: Floats, apart: int, most: int) -> float:
-    """F[t]: the maximum over patterns that end with t:  G_tt + max_s (F[s] + 2 G_ts + 2 earlier[t, s - apart])."""
+    """Return the maximum over patterns by F[t], the maximum over those that end with round t:
+
+    F[t] = G_tt + max_s (F[s] + 2 G_ts + 2 earlier[t, s - apart])"""
     rounds, diagonal = len(size), size.diagonal()
     t, s = np.ix_(np.arange(rounds), np.arange(rounds))
     gains = 2 * (size + _at(_earlier(size, apart), t, s - apart))
@@ -111,7 +117,7 @@ class Patterns:
 
     @property
     def earliest(self) -> NDArray[np.int64]:
-        """Earliest pattern: rounds 0, s, 2 s, ... with s = min_separation."""
+        """Rounds of the earliest pattern: 0, s, 2 s, ... with s = min_separation."""
         return np.arange(self.reachable, dtype=np.int64) * self.min_separation
 
 
@@ -119,8 +125,8 @@ def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
     """Return the sensitivity of a lower triangular Toeplitz matrix, exact if its column is nonnegative and falling.
 
     Then the worst pattern is the earliest (Kalinin and Lampert 2024, Theorem 2): ||sum_j C[:, j s]||, s the
-    min_separation. Columns that do not overlap (bands <= s) need no order: sqrt(sum_j ||C[:, j s]||^2). All else gets
-    the bound for any matrix.
+    min_separation. If columns do not overlap (bands <= s), it is sqrt(sum_j ||C[:, j s]||^2) for any entries. Otherwise
+    `sensitivity_bound` is returned.
     """
     if patterns.reachable == 0:
         return 0.0
@@ -142,10 +148,10 @@ def _gram(column: Floats, rounds: int) -> Floats:
 
 
 def sensitivity_bound(gram: Floats, patterns: Patterns) -> float:
-    """Bound the sensitivity of any C, from C^T C; exact where bands are at most three separations wide.
+    """Return an upper bound on the sensitivity of any C, from C^T C; exact if bands are at most three separations wide.
 
-    Periodic patterns: the maximum over their first rounds; others: dynamic programming. The root is raised by 1e-12,
-    above the rounding of the sums.
+    For periodic patterns it is the maximum over their first rounds, otherwise dynamic programming is used. The result
+    is raised by 1e-12 to cover rounding errors.
     """
     if patterns.reachable == 0:
         return 0.0
@@ -165,7 +171,9 @@ def sensitivity_bound(gram: Floats, patterns: Patterns) -> float:
 
 
 def _best_rows(size: Floats, patterns: Patterns) -> float:
-    """Bound the maximum by the best sum, over patterns, of each row's own best pattern: tighter for wide bands."""
+    """Return a bound on the maximum over patterns in which each row may choose its own pattern: tighter for wide
+    bands.
+    """
     away = np.abs(np.subtract.outer(np.arange(len(size)), np.arange(len(size))))
     together = np.where((away >= patterns.min_separation) | (away == 0), size, 0.0)  # rounds that one pattern may hold
     most, apart = patterns.reachable, patterns.min_separation
@@ -178,7 +186,7 @@ def _best_rows(size: Floats, patterns: Patterns) -> float:
 
 
 def _table(gains: Floats, apart: int, most: int) -> Floats:
-    """[j, t]: the largest sum of `gains` over at most j rounds up to t, any two at least `apart` from each other."""
+    """Return the table [j, t]: the largest sum of `gains` over at most j rounds up to t, any two at least `apart`."""
     found = np.zeros((most + 1, len(gains)))
     for j in range(1, most + 1):
         taken = gains.copy()

@@ -1,12 +1,13 @@
 """Attacks of the mechanism audit on one record, on released columns, and on rounds that share their noise.
 
-Record: two data sets of a silo differ in one canary with a huge gradient, which in the other data set is replaced by
-its opposite or is absent; both go through the plan's own solver and release. The adversary's view is projected on the
-canary's direction. Where a silo draws its batches in secret, every trial draws new batches.
+Record attack: two data sets of a silo differ in one canary record with a huge gradient, which in the other data set is
+replaced by its opposite or is absent; both go through the plan's own solver and release. The adversary's view is
+projected on the canary's direction. Where a silo draws its batches in secret, every trial draws new batches.
 
-Rounds: one unit adds x to the sums y of its rounds, whose noise has covariance L L^T. L^-1 y is then L^-1 x in white
-noise, and <L^-1 x, L^-1 y> / ||L^-1 x|| is the likelihood ratio. It separates the data sets by movement ||C x|| / z,
-which the cost's sensitivity bounds over all patterns of rounds.
+Attack on several rounds: one unit adds x to the sums y of its rounds, whose noise has covariance L L^T. L^-1 y is then
+L^-1 x plus white noise, and <L^-1 x, L^-1 y> / ||L^-1 x|| is the likelihood ratio statistic. The two data sets are
+||C x|| / z standard deviations apart (noise matrix C^-1, noise multiplier z); the accounted sensitivity bounds ||C x||
+over all sets of rounds in which one unit may take part.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ ONE_ROUND = Participation(releases=1, max_participations=1)
 
 @dataclass(frozen=True)
 class MechanismAudit:
-    """Result of an attack by one adversary: proved lower bounds beside the certified upper bounds.
+    """Result of one adversary's attack: proved lower bounds and the certified upper bounds.
 
     lower_mu          Phi^-1(power) - Phi^-1(false alarms), at their Clopper-Pearson bounds
     upper_mu          the same at the certificate's limit for that rate of false alarms; for Gaussian noise, its mu
-    lower_epsilon     log((power - delta) / false alarms), for the test that is best at that: assumes nothing
+    lower_epsilon     log((power - delta) / false alarms) of the test that maximises it; holds for any mechanism
     gaussian_epsilon  epsilon at delta of a Gaussian release with lower_mu, where the noise is Gaussian
-    movement          norm of the worst change of a message: at most 1, or 2 if replaced
-    passed            both lower bounds are below their upper ones: nothing here contradicts the certificate
+    movement          norm of the largest change of one message, in clip norms: at most 1, or 2 under replace-one
+    passed            both lower bounds are below the upper bounds: the attack does not contradict the certificate
     """
 
     adversary: Adversary
@@ -79,14 +80,16 @@ class MechanismAudit:
 
     @property
     def share(self) -> float:
-        """lower_mu / upper_mu: above 1 the certificate is refuted."""
+        """Ratio lower_mu / upper_mu; a ratio above 1 refutes the certificate."""
         return self.lower_mu / self.upper_mu
 
     @classmethod
     def of(
         cls, line: Line, trials: int, delta: float, attack: str, movement: float, bounds: tuple[float, float, float]
     ) -> MechanismAudit:
-        """Return the result for `bounds` = (lower_mu, upper_mu, lower_epsilon), with the line's certified epsilon."""
+        """Build the result from `bounds` = (lower_mu, upper_mu, lower_epsilon) and the certified epsilon of this cost
+        line.
+        """
         (lower, allowed, epsilon), certified = bounds, certified_epsilon(line, delta)
         gaussian = accountant.gaussian_mu(line.entries, line.relation) is not None and 0 < lower < math.inf
         as_gaussian = gaussian_epsilon_at(lower, delta) if gaussian else None
@@ -99,7 +102,9 @@ UNBOUNDED = (math.inf, 0.0, math.inf)  # bounds for a release that is not finite
 
 
 def proved_bounds(rates: Rates, tail: Rates, limit: Limit, delta: float) -> tuple[float, float, float]:
-    """Return lower_mu and upper_mu of the test `rates`, and lower_epsilon of the test `tail`."""
+    """Return (lower_mu and upper_mu of the test with error rates `rates`, lower_epsilon of the test with rates
+    `tail`).
+    """
     allowed = float(separation(limit.most(rates.false), rates.false)[0])
     return at_least_zero(rates.mu()[0]), allowed, at_least_zero(tail.epsilon(delta)[0])
 
@@ -115,7 +120,9 @@ def certified_epsilon(line: Line, delta: float) -> float:
 
 
 def certified_limit(line: Line, delta: float) -> Limit:
-    """Return the most power that the line allows; a delta below 1e-9 is taken as 1e-9 to choose the curve's range."""
+    """Return the certified limit on a test's power at each false-alarm rate, for one adversary's line of the cost.
+
+    The range of epsilons on the curve is chosen at delta, or at 1e-9 if delta is smaller."""
     positive = max(delta, 1e-9)
     return Limit.of(line, certified_epsilon(line, positive), positive)
 
@@ -146,7 +153,9 @@ def prove(
 
 # ---- one record
 def audit_records(plan: Plan, delta: float, trials: int, alpha: float, seed: int = 0) -> list[MechanismAudit]:
-    """Attack one record in one round, as adversary who sees messages and who sees models, if the cost has a bound."""
+    """Attack one record in one round, once for each adversary (seeing messages, seeing models) with a certified
+    bound.
+    """
     small = shrink_silos(plan)
     cost, silo = small.cost(ONE_ROUND), weakest_client(small)
     claims: dict[Any, Line] = {}  # equal claims are attacked once, by the stronger adversary
@@ -164,9 +173,11 @@ def attack_record(
     plan: Plan, adversary: Adversary, trials: int, *, sabotage: Callable[[InProcessWorker], None] | None = None,
     lost: int = 0, broken: Plan | None = None, delta: float = 1e-5, alpha: float = 2.5e-4, seed: int = 0,
 ) -> MechanismAudit:  # fmt: skip
-    """Attack one record in round 0 and compare with the plan's cost; tests run a `broken` plan or sabotage the worker.
+    """Attack one record in round 0 and compare the result with the plan's cost.
 
-    The noise of the first `lost` silos is omitted.
+    For tests of the audit: `broken` is a plan that runs instead, `sabotage` changes the worker, and the noise of the
+    first
+    `lost` silos is omitted.
     """
     silo, runs = weakest_client(plan), broken or plan
     line = plan.cost(ONE_ROUND).line(adversary, silo)
@@ -227,7 +238,9 @@ def _messages(
 
 
 def canary_task(canary: float | None, sizes: tuple[int, ...], place: int = 0) -> Task:
-    """Return a linear model with zero weights and silos of small records; the canary's gradient is coordinate 0."""
+    """Build a task: a linear model with zero weights, silos of small records, and a canary with gradient in
+    coordinate 0.
+    """
     x = torch.zeros(sum(sizes), FEATURES)
     x[:, 1:] = 0.01 * torch.arange(sum(sizes) * (FEATURES - 1)).view(sum(sizes), -1).cos()
     y = torch.zeros(sum(sizes))
@@ -243,7 +256,7 @@ def canary_task(canary: float | None, sizes: tuple[int, ...], place: int = 0) ->
 # ---- released columns
 @dataclass(frozen=True)
 class Copies(Preparation):
-    """Independent releases of one column as one long message; noise is independent per coordinate."""
+    """Many independent releases of one histogram, computed as one long vector; noise is independent per coordinate."""
 
     inner: Preparation
     count: int
@@ -263,9 +276,10 @@ def audit_preparation(
     plan: Plan, part: Preparation, delta: float, trials: int = 200_000, alpha: float = 1e-3, seed: int = 0,
     release: Callable[[Plan, Preparation, Iterable[Values], Streams], Tensor] = noised_histogram,
 ) -> MechanismAudit:  # fmt: skip
-    """Attack a histogram released before round 1: one unit's values are all low, or else all high or absent.
+    """Attack a histogram that is released before round 1.
 
-    The score adds the bins that differ, with their sign, each clipped where Laplace noise reveals no more. `release` is
+    In one data set all values of one unit are low; in the other they are high, or the unit is absent. The attack's
+    score adds the bins that differ, with their sign, each clipped where Laplace noise reveals no more. `release` is
     the attacked code; the claimed cost is the plan's.
     """
     relation = plan.forecast.lines[0].relation
@@ -283,7 +297,9 @@ def audit_preparation(
 
 # ---- rounds that share their noise
 def whitening(release: Release, rounds: int) -> Array | None:
-    """Return L^-1, where L L^T is the covariance of the rounds' noise for Z of variance 1; None if it is not stated."""
+    """Return L^-1, where L L^T is the noise covariance between rounds at noise scale 1; None if the release states
+    none.
+    """
     made = release.noise_matrix(rounds)
     if made is None:
         return None
@@ -292,7 +308,7 @@ def whitening(release: Release, rounds: int) -> Array | None:
 
 @dataclass(frozen=True)
 class Sequence:
-    """The first rounds of a plan from clean sums to released means; tests subclass it to break one step."""
+    """First rounds of a plan, from sums without noise to released means; tests override one step to break it."""
 
     plan: Plan
 
@@ -322,7 +338,9 @@ class Sequence:
         return found
 
     def released(self, sums: Array, streams: Streams) -> Array:
-        """Noise the sums [rounds, n] of n independent runs with the loop's own code, round by round."""
+        """Add the plan's noise to the sums [rounds, n] of n independent runs, round by round, with the loop's own
+        code.
+        """
         memory, seen, nobody = self.plan.release.init(sums.shape[1]), [], np.zeros(0, dtype=np.int64)
         for t, total in enumerate(sums):
             collected = Collected(torch.from_numpy(total), 0)
@@ -331,7 +349,7 @@ class Sequence:
         return np.stack(seen)
 
     def participations(self, count: int, streams: Streams) -> Array:
-        """Draw whether client 0 takes part, [rounds, count], with the plan's sampler reduced to that client."""
+        """Draw whether client 0 takes part in each round of `count` runs, [rounds, count], by the plan's sampler."""
         sampler = self.plan.clients.for_one_client()
         found, law = np.zeros((self.rounds, count)), sampler.law()
         for t in (t for t in range(self.rounds) if law is None or law.inclusions(t)[0] > 0):
@@ -344,7 +362,7 @@ class Sequence:
 def audit_sequence(
     sequence: Sequence, white: Array, movement: float, delta: float, trials: int, alpha: float, seed: int
 ) -> list[MechanismAudit]:
-    """Attack all rounds at once, for the adversary who sees models and for the one who also sees cohorts.
+    """Attack all rounds at once, as the adversary who sees models and as the adversary who also sees cohorts.
 
     `white` is the whitening matrix, `movement` the change of a round's sum by one unit; each bound fails with
     probability alpha.

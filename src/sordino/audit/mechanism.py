@@ -77,7 +77,9 @@ def audit_mechanism(
 
 
 def _audit_sequence(plan: Plan, delta: float, trials: int, seed: int, pipeline: Pipeline) -> list[MechanismAudit]:
-    """Attack all rounds of a sequence at once, where rounds share noise; not examined if no noise matrix is stated."""
+    """Attack all rounds at once if their noise is correlated; report "not examined" if the release states no noise
+    matrix.
+    """
     sequence = Sequence(pipeline.plan)
     white, cost = attacks.whitening(plan.release, sequence.rounds), sequence.cost
     if white is None:
@@ -97,7 +99,7 @@ def _audit_sequence(plan: Plan, delta: float, trials: int, seed: int, pipeline: 
 class Pipeline:
     """One round from the clients' updates to the released mean, by the plan's objects and the loop's own code.
 
-    Tests subclass it to break one step. The released mean is still encoded: decoding and post-processing are public
+    Tests override one step to break it. The released mean is still encoded: decoding and post-processing are public
     functions of it. `copies` independent rounds are noised in one call as one long vector: every release draws its
     noise independently per coordinate, so this equals `copies` calls in distribution.
     """
@@ -107,7 +109,9 @@ class Pipeline:
 
     @property
     def public(self) -> Public:
-        """Public values of the round; an update on public records, where a mask needs one, is arbitrary."""
+        """Public values of the round; an arbitrary vector replaces the update on public records that some masks
+        need.
+        """
         size = TENSORS * WIDTH
         known = self.plan.public(self.t, size, update=lambda: torch.arange(1.0, size + 1))
         return replace(known, tensors=(WIDTH,) * TENSORS)
@@ -129,7 +133,9 @@ class Pipeline:
         return noised.view(copies, -1)
 
     def message(self, message: Tensor, client: int, copies: int, streams: Streams) -> Tensor:
-        """Return `copies` draws [n, d'] of what leaves one client: the noised sum of a cohort of that client alone."""
+        """Return `copies` draws [n, d'] of one client's noised message, computed as the sum of a cohort of one
+        client.
+        """
         alone = np.array([client], dtype=np.int64)
         totals = message.double().repeat(copies)
         return self.plan.release.in_sum(totals, alone, streams.at(self.t, "client noise", client)).view(copies, -1)
@@ -138,7 +144,7 @@ class Pipeline:
 @codec.hides_values
 @dataclass(frozen=True)
 class Attack:
-    """Encoded worst-case messages of the attacked client: `sent` or, in the other data set, `instead`."""
+    """Worst-case messages of the attacked client: `sent` in one data set and `instead` in the neighbouring one."""
 
     name: str
     sent: Tensor  # [d']
@@ -153,9 +159,10 @@ class Attack:
 
 
 def worst_messages(pipeline: Pipeline, relation: Relation, hidden: bool) -> list[Attack]:
-    """Return, for each family of updates, the update whose message moves most, if within 1% of the best family.
+    """Return the update with the largest movement of each family of updates, if within 1% of the best family.
 
-    movement = ||encode(x) - encode(-cx)|| (replace) or ||encode(x)|| (zero out, add or remove), in the bound's norm.
+    movement = ||encode(x) - encode(-c x)|| (replace-one, c a scale) or ||encode(x)|| (zero-out, add-or-remove), in the
+    norm of the message's bound.
     Where the cohort is hidden, all other clients send zero or the opposite message; the latter reveals a denominator
     that depends on the cohort.
     """
@@ -199,7 +206,8 @@ def _worst_message(pipeline: Pipeline, relation: Relation, name: str, rows: Tens
 def _audit_line(
     pipeline: Pipeline, line: Line, trials: int, delta: float, alpha: float, seeds: Iterator[int]
 ) -> MechanismAudit:
-    """Audit one line of the cost: a pilot chooses the attack, half of the trials the tests, the other half bounds."""
+    """Audit the cost of one adversary: a pilot run chooses the attack, half of the trials choose the hypothesis tests,
+    and the other half gives the bounds."""
     hidden = line.adversary == "models"
     messages = worst_messages(pipeline, line.relation, hidden)
     absent = messages[0].instead is None
@@ -241,7 +249,7 @@ def _audit_line(
 @codec.hides_values
 @dataclass(frozen=True)
 class _Cohorts:
-    """Cohorts of all trials with one data set: their sizes, and whether the attacked client is in each."""
+    """Cohorts of all trials with one of the two data sets: their sizes, and whether each has the attacked client."""
 
     sizes: NDArray[np.int64]
     present: NDArray[np.bool_]
@@ -260,7 +268,8 @@ class _Stage:
             self.client = int(drawn[0]) if len(drawn) else 0
 
     def trials(self, trials: int, absent: bool) -> tuple[_Cohorts, _Cohorts]:
-        """Return the cohorts with the attacked client, and those without it (`absent`), else the same cohorts twice.
+        """Return the cohorts of both data sets: different ones if the client is `absent` in the second, else the same
+        twice.
 
         Hidden cohorts are drawn anew in every trial. A visible cohort is the smallest one that the release accepts,
         since all other clients may drop out or reveal their noise.
@@ -274,7 +283,9 @@ class _Stage:
         return there, self._without(there) if absent else there
 
     def _without(self, there: _Cohorts) -> _Cohorts:
-        """Return cohorts without the client: the same others if independent and uncapped, else new draws."""
+        """Return cohorts without the attacked client: the same other clients if sampling is independent, else new
+        draws.
+        """
         plan, nobody = self.pipeline.plan, np.zeros_like(there.present)
         without, law = _Cohorts(there.sizes - there.present, nobody), plan.clients.law()
         if self.line.adversary != "models" or (law is not None and law.independent and law.cap is None):
@@ -297,7 +308,9 @@ class _Stage:
         return _Cohorts(sizes, present)
 
     def features(self, attack: Attack, both: tuple[_Cohorts, _Cohorts]) -> tuple[Array, Array]:
-        """Return (shift along the moved direction, spread across it) of every view, [n, 2] for each data set."""
+        """Return two features of each trial's release, [n, 2] per data set: shift along the changed direction, spread
+        across it.
+        """
         instead = attack.sent if attack.instead is None else attack.instead
         return self._features(both[0], attack, attack.sent), self._features(both[1], attack, instead)
 

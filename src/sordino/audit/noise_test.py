@@ -1,4 +1,4 @@
-"""Noise tests of the behaviour audit: has the added noise the distribution that the plan states?
+"""Noise tests of the behaviour audit: they check that the added noise has the distribution that the plan states.
 
 An attack on one round detects noise of half the scale, but not noise that is 2% too small; goodness-of-fit tests do.
 Each question is a family of statistics whose distribution under the plan is known (chi-square, normal) or bounded
@@ -41,9 +41,10 @@ MESSAGES, WIDTH = 64, 512  # messages of single clients that are noised, and the
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer to one question: number of statistics, p-value of the worst after Bonferroni, and what was worst.
+    """Result of one test: number of statistics, smallest p-value after Bonferroni correction, and its statistic
+    (`worst`).
 
-    A question that was not examined has not passed; `worst` then says what was missing.
+    A test that could not be run has not passed; `worst` then says what was missing.
     """
 
     question: str
@@ -58,12 +59,14 @@ class Finding:
 
 
 def not_examined(question: str, why: str) -> Finding:
-    """Return the finding of a question that could not be answered, which counts as not passed."""
+    """Return the finding of a test that could not be run, which counts as not passed."""
     return Finding(question, 0, math.nan, why, examined=False)
 
 
 def finding(question: str, chances: ArrayLike, worst: Callable[[int], str], some: ArrayLike | None = None) -> Finding:
-    """Return n times the smallest of n p-values (Bonferroni); `some` marks the statistics that have data."""
+    """Build a finding from n p-values by Bonferroni: n times the smallest; `some` marks the statistics that have
+    data.
+    """
     flat = np.nan_to_num(np.atleast_1d(np.asarray(chances, dtype=np.float64)).ravel(), nan=0.0)
     there = np.arange(len(flat)) if some is None else np.flatnonzero(np.atleast_1d(some).ravel())
     if not len(there):
@@ -73,18 +76,18 @@ def finding(question: str, chances: ArrayLike, worst: Callable[[int], str], some
 
 
 def failures(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the examined questions that did not pass."""
+    """Return the tests that ran and did not pass."""
     return [one for one in findings if one.examined and not one.passed]
 
 
 def unexamined(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the questions that were not examined, which neither passed nor failed."""
+    """Return the tests that could not be run: they neither passed nor failed."""
     return [one for one in findings if not one.examined]
 
 
 # ---- p-values
 def chi_square(energy: Array, freedom: Array) -> Array:
-    """Return two-sided p-values: twice the smaller tail of a chi-square."""
+    """Return two-sided p-values of chi-square statistics `energy` with `freedom` degrees: twice the smaller tail."""
     none = np.asarray(freedom) == 0
     half = np.where(none, 1.0, freedom) / 2
     tails = np.minimum(special.gammainc(half, energy / 2), special.gammaincc(half, energy / 2))
@@ -97,9 +100,9 @@ def normal(z: Array) -> Array:
 
 
 def chernoff(hits: ArrayLike, trials: ArrayLike, rate: ArrayLike) -> Array:
-    """Return 2 exp(-n KL(hits / n || rate)), for independent variables in [0, 1] of this mean (Hoeffding 1963).
+    """Return two-sided p-values 2 exp(-n KL(hits / n || rate)), n = trials, for variables in [0, 1] (Hoeffding 1963).
 
-    It also holds for negatively associated variables, as in sampling without replacement.
+    The bound holds for independent or negatively associated variables, so also for sampling without replacement.
     """
     n, p = np.maximum(np.asarray(trials, dtype=np.float64), 1e-300), np.asarray(rate, dtype=np.float64)
     seen = np.clip(np.asarray(hits, dtype=np.float64) / n, 0.0, 1.0)
@@ -108,7 +111,9 @@ def chernoff(hits: ArrayLike, trials: ArrayLike, rate: ArrayLike) -> Array:
 
 
 def dkw(normals: Array) -> float:
-    """Return 2 exp(-2 n e^2), e the Kolmogorov distance to the standard normal distribution (Massart 1990)."""
+    """Return the p-value 2 exp(-2 n e^2), e the Kolmogorov distance of n samples to the standard normal (Massart
+    1990).
+    """
     n, ranked = len(normals), special.ndtr(np.sort(normals))
     steps = np.arange(n + 1) / n
     distance = max(float(np.max(steps[1:] - ranked)), float(np.max(ranked - steps[:-1])))
@@ -117,7 +122,9 @@ def dkw(normals: Array) -> float:
 
 # ---- what the parts state
 class NotStatedError(Exception):
-    """A part does not state what a statistic is compared with; the text names the part and the missing method."""
+    """A part of the plan does not state its noise, so no test can run; the text names the part and the missing
+    method.
+    """
 
 
 def noise_draws(plan: Plan, cohort: Cohort, t: int) -> tuple[Mechanism, ...]:
@@ -196,7 +203,7 @@ def _sums(trials: TrialRounds) -> list[Finding]:
 
 
 def _messages(plan: Plan) -> list[Finding]:
-    """Test the noise that single clients add to their own messages, if the release is of that kind."""
+    """Test the noise that each client adds to its own message, if the release uses such noise."""
     release = plan.release
     if not release.client_noise:
         return []
@@ -211,11 +218,11 @@ def _messages(plan: Plan) -> list[Finding]:
 
 
 def whitened(plan: Plan, noise: Array, rounds: Sequence[TrialRound]) -> Array:
-    """Return C times the noise of each episode, which is white if rounds share noise as the accounting assumes."""
+    """Return C times the noise of each episode: white noise if correlations between rounds are as accounted."""
     if not plan.release.correlated:
         return noise
     if not isinstance(distribution_of(noise_draws(plan, rounds[0].cohort, rounds[0].t)), Normal):
-        raise NotStatedError(f"release {plan.release.kind!r} shares noise among rounds that is not Gaussian")
+        raise NotStatedError(f"release {plan.release.kind!r} has noise that is shared between rounds and not Gaussian")
     found = np.empty_like(noise)
     for episode in {seen.episode for seen in rounds}:
         rows = [i for i, seen in enumerate(rounds) if seen.episode == episode]
@@ -320,7 +327,7 @@ def _independence(z: Array, pairs: Pairs) -> list[Finding]:
 
 
 def _along_sum(z: Array, rounds: Sequence[TrialRound], plan: Plan) -> Finding:
-    """Test the noise along the clean sum, which shows a denominator that follows the cohort, or a weighted sum."""
+    """Test the noise along the sum before noise: this detects a data-dependent denominator and weighted sums."""
     clean = np.stack([np.asarray(_step(plan, seen, seen.total)) for seen in rounds])
     clean = np.where(np.isfinite(z), clean, 0.0)
     lengths = np.linalg.norm(clean, axis=1)

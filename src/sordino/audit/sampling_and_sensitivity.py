@@ -1,11 +1,11 @@
 """Sampling and sensitivity tests of the behaviour audit.
 
-Sampling: are cohorts and batches drawn as the sampler states (`Sampler.law`, `RecordSampler.law`)? A sampler that does
-not state its law is not examined.
+Sampling tests compare drawn cohorts and batches with the distribution that the sampler states (`Sampler.law`,
+`RecordSampler.law`). A sampler that states none is reported as not examined.
 
-Sensitivity, by definition: two data sets differ in one unit, whose gradient is opposite or which is absent, and all
-randomness is the same; the difference of the two sums, on each of the engine's paths, must be within the sensitivity
-that the noise is calibrated to.
+Sensitivity tests run the definition: two data sets differ in one unit, whose gradient is opposite or which is absent,
+and all randomness is the same. The distance of the two sums, on each of the engine's code paths, must be within the
+sensitivity that the noise is calibrated to.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ PATHS = (("linear", None), ("dense", None), ("tensors", "batched"), ("tensors", 
 # ---- which draws are tested
 @dataclass(frozen=True)
 class Draws:
-    """Draws of a sampler, [episode][round], and the law that it states; every episode has its own random streams."""
+    """Draws of a sampler, [episode][round], with the distribution it states; every episode has its own random
+    streams.
+    """
 
     what: str
     law: SamplingLaw
@@ -147,7 +149,7 @@ def _seeds(seed: int, population: int, length: int) -> list[int]:
 
 # ---- questions about draws
 def sampling_tests(draws: Draws) -> list[Finding]:
-    """Run all tests on the draws of one sampler; after impossible sizes or members no further test is run."""
+    """Run all tests on the draws of one sampler; stop after the first if a draw has an impossible size or member."""
     law, question = draws.law, f"{draws.what}: sizes and members"
     members = finding(question, [float(_is_possible(law, t, draw)) for t, draw in draws.all], lambda i: f"draw {i}")
     if not members.passed:
@@ -217,7 +219,9 @@ def _rates(draws: Draws) -> list[Finding]:
 
 
 def _sizes(draws: Draws) -> list[Finding]:
-    """Test how often more units are drawn than the mean m, than m - sqrt(m) and than m + sqrt(m)."""
+    """Test how often a draw has more units than m, than m - sqrt(m) and than m + sqrt(m), where m is the stated mean
+    size.
+    """
     law, question = draws.law, f"{draws.what}: spread of sizes"
     if law.size is not None:
         return []
@@ -239,7 +243,7 @@ def _sizes(draws: Draws) -> list[Finding]:
 
 
 def _secrecy(draws: Draws) -> Finding:
-    """Test that two draws share members at the stated rate: of near rounds, and of one round under two seeds."""
+    """Test that two draws share members at the stated rate: draws of near rounds, and of one round under two seeds."""
     law, longest = draws.law, max(map(len, draws.episodes))
     # the least number of rounds after which the same units can be drawn again
     first = law.inclusions(0) > 0
@@ -267,7 +271,7 @@ def _secrecy(draws: Draws) -> Finding:
 
 # ---- sensitivity to one unit
 class Tensors(nn.Module):
-    """The model x . w with w split into several tensors."""
+    """Linear model x . w whose weight vector w is split into several tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,7 +282,7 @@ class Tensors(nn.Module):
 
 
 def model_of(name: str) -> nn.Module:
-    """Return a model with fixed weights that takes one of the engine's paths."""
+    """Return a model with fixed weights for which the engine uses the code path of this name."""
     if name == "tensors":
         return Tensors()
     size = WIDTH * TENSORS
@@ -325,7 +329,7 @@ def _relative_changes(plan: Plan, model: nn.Module, path: Path | None, seed: int
 
 
 def _drawn_rounds(plan: Plan, seed: int) -> Iterator[tuple[int, Seeded, Cohort, int]]:
-    """Yield (t, streams, cohort, row) of rounds that read a record: the first client's, or one the first silo draws."""
+    """Yield (t, streams, cohort, row) for rounds that read record `row` of the first client or silo."""
     reads = plan.local.reads
     for k in range(TRIES):
         t, streams = k % plan.rounds, Seeded((seed << 32) + k)
@@ -341,7 +345,7 @@ def _drawn_rounds(plan: Plan, seed: int) -> Iterator[tuple[int, Seeded, Cohort, 
 
 
 def _data(plan: Plan, model: nn.Module, row: int, sign: float, others: float) -> Task:
-    """Return a task of large records scaled by `others`; record `row` is scaled by |sign|, with the side of `sign`."""
+    """Return a task with large records scaled by `others`, except record `row`, which is scaled by `sign`."""
     reads, population = plan.local.reads, plan.clients.population
     sizes = [1 if reads is None else reads.size(silo) for silo in range(population)]
     count, size = sum(sizes), WIDTH * TENSORS

@@ -1,4 +1,4 @@
-"""`sordino audit` and `Result.audit`: the layers of the audit of a run or a file, as JSON data and as text."""
+"""Audit of a run or of a TOML file, as JSON data and as text, for `sordino audit` and `Result.audit`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Layer = Literal["mechanism", "canaries", "membership"]
 
 
 def audit_target(target: Path, layer: Layer, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """Audit one layer of a run's folder, which is certified first, or of a TOML file with these changes."""
+    """Run one audit layer on a run folder, which is certified first, or on a TOML file with these changed settings."""
     if changes and target.is_dir():
-        raise ConfigError(f"--set or --seed for {target}, which has run", "a TOML file", "drop it, or audit a file")
+        raise ConfigError(f"--set or --seed for the folder {target}, which has run", "a TOML file", "drop the option")
     if layer == "membership":
         folder, task = trained_run(target)
         return membership_layer(task, folder.config().plan, folder.facts())
@@ -77,9 +77,10 @@ def canary_layer(plan: Plan, task: Task, delta: float) -> dict[str, Any]:
 
 
 def membership_layer(task: Task, plan: Plan, facts: Facts) -> dict[str, Any]:
-    """Layer 3: attack the task's trained model by a loss threshold, beside what the certificate allows.
+    """Layer 3: membership attack on the trained model by a loss threshold, compared with the certificate's limits.
 
-    Rates may exceed the certificate's by three standard errors, at most 1.5 / sqrt(n) for n records.
+    The attack fails the audit if its rates exceed the limits by three standard errors, at most 1.5 / sqrt(n) for n
+    records.
     """
     found, reach = audit_membership(task.model, task), ceilings(plan, facts)["models"]
     errors = [1.5 / records**0.5 for records in (found.members, found.strangers)]
@@ -106,7 +107,9 @@ def trained_run(target: Path) -> tuple[RunFolder, Task]:
 
 
 def _prepared_task(config: Config, target: Path) -> Task:
-    """Return the task with columns scaled by released histograms: the run's, or for a file those of a trial run."""
+    """Return the task with columns scaled by the run's released histograms, or for a TOML file by those of a trial
+    run.
+    """
     task = config.build()
     if not task.waiting:
         return task
@@ -116,7 +119,9 @@ def _prepared_task(config: Config, target: Path) -> Task:
 
 
 def text(found: dict[str, Any]) -> str:
-    """Return the results as text, one line each, and the verdict: passed, FAILED, or NOT PASSED where not examined."""
+    """Return the results as text, one line each, and the verdict: passed, FAILED, or NOT PASSED if a test could not
+    run.
+    """
     attacks, tests = found.get("mechanism", []), found.get("behaviour", [])
     missing = [one for one in tests if not one["examined"]]
     odd = [one for one in tests if one["examined"] and not one["passed"]]

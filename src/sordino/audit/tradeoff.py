@@ -25,11 +25,12 @@ _CURVE = 257  # points of the certified curve
 
 @dataclass(frozen=True)
 class Limit:
-    """The most power that a line of a privacy cost allows at each false-alarm rate a:
+    """Largest power of a test that one adversary's privacy cost allows, as a function F of the false-alarm rate a:
 
         F(a) = min over eps of exp(eps) a + delta(eps),   for Gaussian releases F(a) = Phi(Phi^-1(a) + mu)
 
-    Guarantee: no test of the release has more power, if the line is true (Wasserman, Zhou 2010; Dong, Roth, Su 2022).
+    Guarantee: no test of the release has more power, if the cost is correct (Wasserman, Zhou 2010; Dong, Roth, Su
+    2022).
     """
 
     mu: float | None
@@ -38,7 +39,8 @@ class Limit:
 
     @classmethod
     def of(cls, line: Line, epsilon: float, delta: float) -> Limit:
-        """Make the curve of a line within +-epsilon, or the one point (epsilon, delta) of a shuffled release."""
+        """Compute the curve of one adversary's cost line at epsilons within +-epsilon; for a shuffled release, which
+        has no curve, use the one point (epsilon, delta)."""
         mu = accountant.gaussian_mu(line.entries, line.relation)
         if mu is not None or any(event.spends_delta for event, _ in line.entries):
             return cls(mu, np.array([epsilon]), np.array([delta]))
@@ -46,16 +48,16 @@ class Limit:
         return cls(None, epsilons, np.array(accountant.deltas_at(line.entries, line.relation, epsilons.tolist())))
 
     def most(self, false: Array) -> Array:
-        """Return F at each false-alarm rate."""
+        """Return F(a), the largest power allowed, for each false-alarm rate a in `false`."""
         if self.mu is not None:
             return np.asarray(special.ndtr(special.ndtri(false) + self.mu))
         return true_positives(false, self.epsilons, self.deltas)
 
 
 def separation(power: Array, false: Array) -> Array:
-    """Return Phi^-1(power) - Phi^-1(false): mu of the Gaussian pair through one point (Dong, Roth, Su 2022, Def 3).
+    """Return Phi^-1(power) - Phi^-1(false), the mu of Gaussian DP at one point (Dong, Roth, Su 2022, Definition 3).
 
-    It is 0 for tests that always or never raise an alarm, and infinite for power 1 otherwise.
+    The result is 0 for tests that always or never raise an alarm, and infinite for power 1 otherwise.
     """
     inside = (false > 0) & (false < 1) & (power > 0)
     a, b = np.where(inside, power, 0.5), np.where(inside, false, 0.5)
@@ -73,12 +75,16 @@ def not_finite(*scores: Array) -> bool:
 
 
 def at_most(hits: Array, trials: int, alpha: float) -> Array:
-    """Return the Clopper-Pearson upper bound, which is below the true rate with probability at most alpha."""
+    """Return the Clopper-Pearson upper bound on a rate from `hits` of `trials`; it is too low with probability <=
+    alpha.
+    """
     return np.where(hits >= trials, 1.0, special.betaincinv(hits + 1, np.maximum(trials - hits, 0.5), 1 - alpha))
 
 
 def at_least(hits: Array, trials: int, alpha: float) -> Array:
-    """Return the Clopper-Pearson lower bound, which is above the true rate with probability at most alpha."""
+    """Return the Clopper-Pearson lower bound on a rate from `hits` of `trials`; it is too high with probability <=
+    alpha.
+    """
     return 1.0 - at_most(trials - hits, trials, alpha)
 
 
@@ -91,7 +97,9 @@ class Rates:
 
     @classmethod
     def of(cls, there: Array, gone: Array, thresholds: Array, alpha: float) -> Rates:
-        """Bound both rates from scores with and without the client; each bound fails with probability alpha."""
+        """Bound power and false alarms from scores with and without the client; each bound fails with probability
+        alpha.
+        """
 
         def above(scores: Array) -> Array:
             return (len(scores) - np.searchsorted(np.sort(scores), thresholds, side="right")).astype(np.float64)
@@ -107,7 +115,7 @@ class Rates:
         return np.log(np.maximum(self.power - delta, 1e-300) / self.false)
 
     def share(self, limit: Limit) -> Array:
-        """Return proved separation / certified separation: above 1 the certificate is false."""
+        """Return the ratio of the proved mu to the certified mu; a ratio above 1 refutes the certificate."""
         allowed = separation(limit.most(self.false), self.false)
         return np.where((allowed > 0) & np.isfinite(allowed), self.mu() / np.maximum(allowed, 1e-12), -math.inf)
 
@@ -120,7 +128,8 @@ def thresholds(there: Array, gone: Array) -> Array:
 
 
 def statistics(there: Array, gone: Array) -> dict[str, Statistic]:
-    """Return test statistics of features (shift along the moved direction, spread across it), fitted to samples.
+    """Return candidate test statistics by name, fitted to samples of two features of a release: the shift along the
+    direction in which the data sets differ, and the spread across it.
 
     shift            optimal for noise of a known scale, and for mixtures of that noise with none
     shift / spread   for a noise scale that varies and is seen
@@ -147,7 +156,9 @@ def statistics(there: Array, gone: Array) -> dict[str, Statistic]:
 
 @dataclass(frozen=True)
 class Guess:
-    """One test: score > threshold, or if `swapped` score < threshold; chosen without the samples that judge it."""
+    """One hypothesis test: score > threshold, or score < threshold if `swapped`.
+
+    It is chosen on other samples than those that bound its error rates."""
 
     name: str
     statistic: Statistic
@@ -166,9 +177,10 @@ def _scores(statistic: Statistic, there: Array, gone: Array, swapped: bool) -> t
 
 
 def choose(there: Array, gone: Array, worth: Callable[[Rates], Array], alpha: float) -> Guess:
-    """Return the test of largest worth: statistics are fitted on one half of the samples, compared on the other.
+    """Return the test that maximises `worth`: statistics are fitted on one half of the samples and compared on the
+    other.
 
-    A smaller alpha makes a choice by chance less likely.
+    A smaller alpha makes it less likely that a useless test wins by chance.
     """
     half = len(there) // 2
     found: list[Guess] = []
@@ -183,6 +195,6 @@ def choose(there: Array, gone: Array, worth: Callable[[Rates], Array], alpha: fl
 
 
 def choose_steadily(there: Array, gone: Array, worth: Callable[[Rates], Array], alpha: float) -> Guess:
-    """Return the choice at level alpha^2, so that chance does not decide; at alpha if no test has worth there."""
+    """Return the test chosen at confidence level alpha^2, or at alpha if no test has positive worth at alpha^2."""
     guess = choose(there, gone, worth, alpha**2)
     return guess if guess.worth > 0 else choose(there, gone, worth, alpha)

@@ -60,9 +60,9 @@ Inverse = Callable[[float], float]  # inverse trade-off curve: least false-alarm
 class CanaryAudit:
     """Result of the canary attack by an adversary who sees the models: lower bounds beside the certified epsilon.
 
-    lower_epsilon     assumes nothing (Steinke, Nasr, Jagielski 2023)
-    lower_mu          if the whole run is as good as Gaussian (Mahloujifar, Melis, Chaudhuri 2024), and its epsilon
-    passed            the certificate's epsilon is not below the bound, and its whole curve is not refuted
+    lower_epsilon     holds for any mechanism (Steinke, Nasr, Jagielski 2023)
+    lower_mu          holds if the whole run is mu-GDP for some mu (Mahloujifar, Melis, Chaudhuri 2024)
+    passed            the attack refutes neither the certified epsilon nor the certified trade-off curve
     """
 
     unit: str
@@ -83,7 +83,7 @@ def audit_canaries(plan: Plan, task: Task, *, delta: float, most: int = MAX_CANA
     """Train once with canaries; return lower bounds on epsilon beside the certified epsilon."""
     line = max(plan.cost().of("models"), key=lambda one: accountant.bound(one.entries, one.relation, delta).value)
     if not all(event.protects for event, _ in line.entries):
-        raise DataError("a plan without a guarantee", "a certified upper bound to compare with")
+        raise DataError("a plan without a guarantee", "a certified epsilon to compare with", "add noise to the plan")
     planted = plant(plan, task, line, min(most, max(2, MAX_ENTRIES // task.layout.size)), seed)
     alone = replace(
         plan, clients=Everyone(planted.alone.clients.population), local=plan.local.for_one_record(), release=NoNoise()
@@ -122,10 +122,11 @@ def lower_bounds(scores: Floats, inside: Bits, line: Line, delta: float, unit: s
 @codec.hides_values
 @dataclass(frozen=True)
 class Planted:
-    """A task with canaries, and the adversary's knowledge of them.
+    """A task with planted canaries, and what the adversary knows about the canaries.
 
-    Canary i is client (or record) `places[i]`, present if inside[i]. Otherwise it is absent or, under replace-one, its
-    stand-in is present. `alone` has every canary, then every stand-in, as a client of one record.
+    Canary i is client (or record) `places[i]`, and is present if inside[i]. Otherwise it is absent or, under
+    replace-one, replaced by another record, its stand-in. `alone` has every canary, then every stand-in, as a client
+    of one record.
     """
 
     task: Task
@@ -137,7 +138,7 @@ class Planted:
 
 
 def plant(plan: Plan, task: Task, line: Line, most: int, seed: int) -> Planted:
-    """Return the task with some clients, or some records of the line's silos, replaced by canaries."""
+    """Return the task with canaries in the place of some clients, or of some records of the silos of this cost line."""
     rng, replaced, per_client = Seeded(seed).at(0, "canaries"), line.relation == "replace_one", plan.unit == "client"
     held = task.clients
     silos = np.repeat(np.arange(held.population), np.diff(held.offsets))
@@ -166,7 +167,8 @@ def plant(plan: Plan, task: Task, line: Line, most: int, seed: int) -> Planted:
 
 
 def canary_records(like: Records, count: int, stand_ins: bool, rng: np.random.Generator) -> Records:
-    """Draw large random inputs of the data's type with labels of random records; stand-ins have opposite inputs."""
+    """Draw canary records: large random inputs of the data's type, and labels of random records. With `stand_ins`,
+    append records with the opposite inputs."""
     shape = (count, *like.x.shape[1:])
     y = like.y[torch.from_numpy(rng.integers(len(like.x), size=count))].clone()
     if like.x.is_floating_point():
@@ -180,7 +182,7 @@ def canary_records(like: Records, count: int, stand_ins: bool, rng: np.random.Ge
 
 
 def _messages(worker: InProcessWorker, job: ClientJob, count: int) -> Tensor:
-    """Return the encoded messages [count, d'] of single clients at this round's model."""
+    """Return the encoded messages [count, d'] that each client sends for this round's model."""
     found, step = [], 64 if worker.path == "batched" else 1
     for part in (np.arange(i, min(i + step, count)) for i in range(0, count, step)):
         rows = worker.solve(part, job.public, job.start)
@@ -192,9 +194,10 @@ def _messages(worker: InProcessWorker, job: ClientJob, count: int) -> Tensor:
 def _scores(
     plan: Plan, planted: Planted, worker: InProcessWorker, job: ClientJob, collected: Collected, streams: Seeded
 ) -> Floats:
-    """Return (z^2 + v K)^-1 D r: the best linear guess, D the canaries' messages [m, d], K = D D^T, v their variance.
+    """Return the best linear score of each canary, (z^2 + v K)^-1 D r, with K = D D^T.
 
-    r = noised sum - what others sent - what the canaries send on average; v is the variance of one canary's share.
+    D are the canaries' messages [m, d], z is the noise's standard deviation, v the variance of one canary's inclusion,
+    and r the noised sum minus the other clients' messages and the canaries' mean contribution.
     """
     if not plan.release.accepts(collected.received):
         return np.zeros(len(planted.inside))
@@ -228,7 +231,7 @@ def _scores(
 
 
 def _drawn_canaries(plan: Plan, planted: Planted, job: ClientJob, streams: Seeded) -> Bits:
-    """Return which canaries or stand-ins were read in this round, by repeating the simulation's random draws."""
+    """Return which canaries or stand-ins were read in this round: the simulation's random draws are repeated."""
     if plan.unit == "client":
         return np.isin(planted.places, job.cohort) & (planted.inside | planted.replaced)
     held, t = planted.task.clients, job.public.t
@@ -245,7 +248,7 @@ def _drawn_canaries(plan: Plan, planted: Planted, job: ClientJob, streams: Seede
 # ---- from right guesses to lower bounds
 @dataclass(frozen=True)
 class Guesses:
-    """Number of `right` ones among `made` guesses on which of the `canaries` were included."""
+    """Counts of a canary attack: `right` guesses among all `made` guesses on which of the `canaries` were included."""
 
     canaries: int
     made: int
@@ -322,7 +325,7 @@ def _largest(refuted: Callable[[float], bool], most: float) -> float:
 # ---- membership inference
 @dataclass(frozen=True)
 class MembershipAudit:
-    """How well a loss threshold separates members from non-members: guessing has AUC 0.5 and equal rates."""
+    """Result of a membership attack by a loss threshold; random guessing has AUC 0.5 and equal rates."""
 
     members: int
     strangers: int
@@ -333,7 +336,7 @@ class MembershipAudit:
 def audit_membership(model: nn.Module, task: Task, *, most: int = 20_000, seed: int = 0) -> MembershipAudit:
     """Attack `model` with the clients' records as members and the test records as non-members (paper 000, Figure 7)."""
     if task.test is None or not len(task.test):
-        raise DataError("a task without test records", "records that were not trained on")
+        raise DataError("a task without test records", "records that were not trained on", "pass test= to the task")
     rng, task = Seeded(seed).at(0, "membership"), task if model is task.model else replace(task, model=model)
     assert task.test is not None
     losses: list[Any] = []
@@ -346,7 +349,7 @@ def audit_membership(model: nn.Module, task: Task, *, most: int = 20_000, seed: 
 
 
 def auc(inside: Floats, outside: Floats) -> float:
-    """Return P[loss of a member < loss of a non-member], ties half: the area under the attack's ROC curve."""
+    """Return the area under the attack's ROC curve: P[loss of a member < loss of a non-member], ties count half."""
     from scipy.stats import rankdata
 
     ranks = rankdata(np.concatenate([inside, outside]))
@@ -355,14 +358,14 @@ def auc(inside: Floats, outside: Floats) -> float:
 
 
 def true_positive_rate(inside: Floats, outside: Floats, at: float) -> float:
-    """Return the share of members found when at most a share `at` of non-members is accused."""
+    """Return the true-positive rate of the loss threshold whose false-positive rate is at most `at`."""
     allowed = int(np.floor(at * len(outside)))
     threshold = np.sort(outside)[allowed] if allowed < len(outside) else np.inf
     return float(np.mean(inside < threshold))
 
 
 def _losses(task: Task, records: Records, where: Tensor) -> Floats:
-    """Return the losses of some records by the task's traced graphs, which run no other code of the user."""
+    """Return the losses of some records, computed by the captured graphs of the task's model and loss."""
     model, losses = task.program.training_model().eval(), task.program.losses
     with torch.no_grad():
         pairs = zip(torch.split(records.x[where], 2048), torch.split(records.y[where], 2048), strict=True)

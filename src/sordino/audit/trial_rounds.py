@@ -1,4 +1,4 @@
-"""Trial rounds for the behaviour audit: a plan's rounds run by the loop and an engine on few clients with made-up data.
+"""Trial rounds of the behaviour audit: the loop and an engine run a plan's rounds on few clients with synthetic data.
 
 All parts are the plan's, except the server, which is SGD with step 1, so that a round's step is the decoded mean.
 Cohorts and silos are smaller, at the same sampling rates. Every episode has its own random streams.
@@ -56,7 +56,7 @@ class TrialRound:
 @codec.hides_values
 @dataclass(frozen=True)
 class TrialRounds:
-    """A small copy of a plan, with its trial rounds."""
+    """Copy of a plan with few clients, and the trial rounds that were run with it."""
 
     plan: Plan
     rounds: list[TrialRound]
@@ -64,9 +64,9 @@ class TrialRounds:
 
 
 def run_trial_rounds(plan: Plan, seed: int = 0, rounds: int = ROUNDS) -> TrialRounds:
-    """Run about this many rounds of a small copy of the plan, in at least two episodes.
+    """Run about `rounds` rounds of a copy of the plan with few clients, in at least two episodes (independent runs).
 
-    Where rounds share their noise, an episode is interrupted once and resumed from a checkpoint.
+    Under correlated noise an episode is interrupted once and resumed from a checkpoint.
     """
     small = shrink_plan(plan)
     task, length, found = synthetic_task(small), min(small.rounds, EPISODE), list[TrialRound]()
@@ -86,7 +86,7 @@ def run_trial_rounds(plan: Plan, seed: int = 0, rounds: int = ROUNDS) -> TrialRo
 @codec.hides_values
 @dataclass(frozen=True)
 class _Unchecked(Collected):
-    """A sum of messages that the loop does not check, since the audit examines it."""
+    """Sum of messages that the loop accepts without its own checks, because the audit examines the sum."""
 
     def check(self, plan: Plan, size: int, cohort: Cohort) -> None:
         pass
@@ -114,9 +114,9 @@ class RecordingEngine(InProcess):
 
 
 def shrink_plan(plan: Plan) -> Plan:
-    """Return the plan for few clients at the same sampling rates, with plain averaging as its server optimizer.
+    """Return the plan with few clients at the same sampling rates, and plain averaging as its server optimizer.
 
-    A plan that cannot be made smaller keeps its clients.
+    A plan that allows no smaller population is returned with all its clients.
     """
     plain = replace(plan, server=Sgd(lr=1.0), postprocess=())
     try:
@@ -129,13 +129,15 @@ def shrink_plan(plan: Plan) -> Plan:
 
 
 def shrink_clients(clients: Sampler) -> Sampler:
-    """Return the sampler over fewer clients at the same rate, with about `COHORT` in a cohort."""
+    """Return the sampler with fewer clients at the same rate, so that a cohort has about `COHORT` clients."""
     share = min(1.0, COHORT / clients.expected, POPULATION / clients.population)
     return clients if share == 1.0 else clients.shrunk(share)
 
 
 def shrink_release(release: Release, clients: Sampler) -> Release:
-    """Return the release with required reports and noise multipliers reduced to the number of clients."""
+    """Return the release for fewer clients: its required number of reports and its noise multipliers per client are
+    cut.
+    """
     changed: dict[str, Any] = {}
     if getattr(release, "at_least", 0) > clients.expected:
         changed["at_least"] = max(1, int(clients.expected))
@@ -158,10 +160,11 @@ def shrink_local(local: LocalSolver, silos: int, rounds: int, most: int) -> Loca
 
 
 def synthetic_task(plan: Plan) -> Task:
-    """Return a linear model at zero with loss |w x - y| and y so large that a record's gradient is its x in every step.
+    """Build a task with a linear model at zero and loss |w x - y|, y so large that a record's gradient is always its x.
 
-    Unit client: every client's gradient has all coordinates, far beyond the clip norm. Unit record: every record has
-    one coordinate, so that the sum shows which records were read; gradients are 0 where the silo itself adds noise.
+    If clients are protected, every client's gradient has all coordinates, far beyond the clip norm. If records are
+    protected, every record has a coordinate of its own, so that the sum shows which records were read; gradients are 0
+    where the silo itself adds noise.
     """
     model = nn.Linear(SIZE, 1, bias=False)
     nn.init.zeros_(model.weight)

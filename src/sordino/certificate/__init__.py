@@ -1,1 +1,1 @@
-"""The certificate of a run: built from plan and charges, checked, signed, and explained in plain sentences."""
+"""Certificates of runs: they are built from plan and charges, checked, signed, and explained in plain sentences."""

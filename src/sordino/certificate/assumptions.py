@@ -1,9 +1,9 @@
-"""Assumptions of a certificate: what must hold outside this program, and what the numbers do not cover.
+"""Assumptions of a certificate: conditions outside this program, and risks that its epsilon does not cover.
 
 `statement` answers the questions of NIST SP 800-226: who is protected (the data subject), who holds the data and adds
 the noise (the data curator), who receives the result (the data consumer) and who of them is trusted; the unit of
-privacy and the neighbours; how many releases the numbers cover; whether choosing settings was charged; and what the
-mathematics does not cover: side channels, rows that are not protected, other releases.
+privacy and the neighbours; how many releases the numbers cover; whether hyperparameter tuning was charged; and what
+epsilon does not cover: side channels, rows that are not protected, other releases.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from sordino.ledger.totals import Statement
 if TYPE_CHECKING:
     from sordino.plan import Plan
 
-RECEIPTS = "what a silo says that it was charged is what stands in its own ledger"
-FOLLOWS = "the server follows the protocol of the secure sum: it hands on the silos' public keys as they are"
-BEGAN = (
-    "the module was given in Python: the weights that it began with, and what they may have been trained on, are public"
-)
+RECEIPTS = "the charges that a silo reports are those in its own ledger"
+FOLLOWS = "the server follows the secure aggregation protocol: it forwards the silos' public keys unchanged"
+BEGAN = "the module was passed from Python: its initial weights, and the data they were trained on, are taken as public"
 BEGAN_FROM = (
-    "the module was given in Python: what the weights that it began with were trained on is public, but for the data "
-    "of the runs under `earlier`"
+    "the module was passed from Python: the data that its initial weights were trained on are taken as public, except "
+    "the data of the runs under `earlier`"
 )
-IN_MEMORY = "the rounds were counted in memory by the process that ran them: nothing shows that there were no others"
-SHARED = "what the noise remembers of earlier rounds (the secret part of checkpoints) was shown to nobody"
+IN_MEMORY = "the rounds were counted in memory by the process that ran them: no file proves that there were no others"
+SHARED = "the noise state of earlier rounds (the secret part of checkpoints) was shown to nobody"
 
 
 def assumptions_of_run(
@@ -69,31 +67,32 @@ def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Fact
         averaged = counts.sampled_rounds and {"cohort", "messages"} & release.sees
         return [*said, *shared, *provided, *([AVERAGED] if averaged else [])]
     said = [
-        f"one {cost.unit} is one entry of the population; whoever holds two counts twice",
+        f"one {cost.unit} is one entry of the population; a person with two entries counts twice",
         f"the population and the plan are public, and {_declared(facts.public)}",
     ]
     if plan.clients.random:
         seen = {(line.relation, line.entries, line.silos) for line in cost.of("cohort")}
         if any((line.relation, line.entries, line.silos) not in seen for line in cost.of("models")):
-            said.append("the random draws of the cohorts stay secret from the adversary of the first line")
-        in_at_most = f"a client was in at most {counts.max_participations} rounds; more cost more"
-        said.append(AVERAGED if counts.sampled_rounds else f"to one who sees the cohort, {in_at_most}")
+            said.append("the random draws of the cohorts stay secret from the adversary who sees models")
+        in_at_most = f"a client was in at most {counts.max_participations} rounds"
+        said.append(AVERAGED if counts.sampled_rounds else f"against an adversary who sees the cohort: {in_at_most}")
     if "messages" not in release.sees:
-        said.append("whoever sums the messages does it as planned and shows nothing else")
+        said.append(SUMMED)
     return [*said, *shared, *provided]
 
 
 AVERAGED = (
-    "the random draws of the cohorts depend on no data; the lines of an adversary who sees the cohort are averaged "
-    "over these draws, for neighbours with the same cohorts; a client in more rounds than most has a weaker guarantee "
-    "(by_participations)"
+    "the random draws of the cohorts depend on no data; the guarantee against an adversary who sees the cohort is "
+    "averaged over these draws, for neighbours with the same cohorts; a client in more rounds than most has a weaker "
+    "guarantee (by_participations)"
 )
+SUMMED = "whoever sums the messages computes the sum as planned and reveals nothing else"
 
 
 def _trusted(part: codec.Foreign) -> str:
     """Return the assumption about a part from another package."""
     whose = f"{part.package} {part.version}" if part.version else f"{part.package}, which has no version,"
-    return f"everything rests on what {whose} states for its part `{part.kind}` ({part.family})"
+    return f"the privacy statements that {whose} makes for its part `{part.kind}` ({part.family}) are correct"
 
 
 def _declared(public: tuple[Declared, ...]) -> str:
@@ -113,52 +112,51 @@ SILO = {
     "row": "one record is one row of one silo; a person with several rows, or rows in several silos, "
     "counts several times",
     "public": "the silos, the number of records of each and the plan are public, and",
-    "rates": "rates are those of the declared sizes, whatever the silo holds",
+    "rates": "sampling rates use the declared number of records of a silo, also if the silo holds another number",
     "draws": "the random draws of a silo's records stay inside the silo",
-    "sum": "whoever sums the messages does it as planned and shows nothing else",
+    "sum": SUMMED,
 }
 LOOP = {
     "row": "one record is one row of the data set; a person with several rows counts several times",
     "public": "the number of records and the plan are public, and",
-    "rates": "rates are those of the declared number of records, whatever the data set holds",
+    "rates": "sampling rates use the declared number of records, also if the data set holds another number",
     "draws": "the random draws of the batches stayed secret",
-    "sum": "whoever runs the loop shows nothing of a step but the model after it",
+    "sum": "whoever runs the loop reveals nothing of a step but the model after the step",
 }
 
 
 COUNTED = (  # steps of a loop without a ledger
-    "the steps were counted by the process that took them: no chain of charges shows that there were no others",
-    "no checkpoint was continued in two places; if one was, every copy has to be accounted for",
+    "the steps were counted by the process that took them: no ledger proves that there were no other steps",
+    "no checkpoint was continued twice; if one was, every continuation must be accounted for",
 )
 CHARGED = (
-    "steps were charged to the ledger before their noise was drawn; a checkpoint that was continued in two places is "
-    "in the ledger's sum as often",
+    "steps were charged to the ledger before their noise was drawn; every continuation of a checkpoint is charged",
 )
 
 
 def _loop_assumptions(plan: Plan, facts: Facts) -> list[str]:
-    """List the assumptions about a private PyTorch loop, which has no chain of charges."""
+    """List the assumptions about a private PyTorch loop, which keeps no hash chain of charges."""
     if facts.loop is None:
         return []
-    lost = "steps after a checkpoint that was gone back to were seen by nobody: their noise would be drawn twice"
-    order = "the data set gave the same record under the same number in every epoch, and after every resume"
+    lost = "steps after the checkpoint from which the loop was resumed were seen by nobody: their noise was drawn again"
+    order = "the data set returned the same record for the same index in every epoch, and after every resume"
     return [
         *((lost, order) if plan.release.correlated else ()),
-        "the data set gives every record by itself, and the loop trains on the batches as the loader gives them",
-        f"the loss is the {facts.loop.reduction} over the records of a batch, each with a term of its own",
+        "no record of the data set depends on another, and the loop trains on the batches as the loader returns them",
+        f"the loss is the {facts.loop.reduction} over the records of a batch; each term depends on one record alone",
         *(COUNTED if facts.ledger is None else CHARGED),
-        "epsilon_so_far holds only if the run did not stop for a reason that it read off the data",
-        "losses and accuracies on the training records, where the loop shows them, are not published",
+        "epsilon_so_far holds only if the decision to stop did not depend on the training data",
+        "losses and accuracies on the training records are not published",
     ]
 
 
 def not_covered(ledger: Statement | None = None, selection: Selection | None = None) -> list[str]:
-    """List what the certificate does not cover."""
-    others = "other releases of the same data: a budget is the sum over all of them"
-    best = "only the trials that this run is the best of are accounted"
+    """List the privacy risks that the certificate does not cover."""
+    others = "other releases of the same data: the total privacy loss is that of all of them together"
+    best = "only the trials of the sweep that selected this run are accounted"
     tuning = "tuning is not accounted" if selection is None else best
     return [
-        f"choosing settings by earlier runs on the same data: {tuning}",
+        f"hyperparameters chosen by earlier runs on the same data: {tuning}",
         "diagnostics of a simulation (update norms, clipped fraction, train metrics): they are not private",
         others if ledger is None else "releases of the same data that were not charged to the ledger",
     ]
@@ -170,19 +168,19 @@ def _ledger_assumptions(found: Statement | None) -> list[str]:
     said = [f"every release of these data was charged to the ledger, as {found.dataset!r}"]
     if all(item.event.is_gaussian for item in found.items):
         return said
-    return [*said, "the settings of the runs on the ledger were not chosen by what earlier ones of them had released"]
+    return [*said, "the settings of the runs in the ledger were not chosen by looking at releases of earlier runs"]
 
 
 MODELS = {  # by trust model: who holds the data and adds the noise, and is trusted with what
-    "local": "each {holder} for itself, before anything leaves it; nobody else is trusted",
-    "shuffle": "each {holder} for itself, and a shuffler that hides who sent which message and colludes with nobody",
-    "distributed": "the {holder}s together: each adds its share of the noise, and a secure sum shows nobody a single "
-    "message; the server is trusted to follow the protocol, and sees who takes part",
-    "central": "the server: it is trusted with every {holder}'s message, with the sampling randomness, and to add the "
+    "local": "each {holder} noises its own messages before they leave it; nobody else is trusted",
+    "shuffle": "each {holder} noises its own message; a trusted shuffler, which does not collude, hides who sent which",
+    "distributed": "the {holder}s together: each adds its share of the noise, and secure aggregation hides the single "
+    "messages; the server is trusted to follow the protocol, and sees who takes part",
+    "central": "the server: it is trusted with every {holder}'s message and with the sampling randomness, and adds the "
     "noise",
 }
 SEEN: dict[Adversary, str] = {"models": "models", "cohort": "cohorts", "messages": "messages"}
-OPEN = "nobody adds noise: whoever receives a model, or a message, may learn everything"
+OPEN = "nobody adds noise: whoever receives a model or a message may learn everything about the data"
 SUBJECTS = {
     "client": "a client: the person, device or organisation whose data are one entry of the population",
     "record": "a record: the person or event that one row of one silo stands for",
@@ -199,12 +197,12 @@ NEIGHBOURS = {
     "zero_out": "bounded: one unit takes part with its data or with an empty message",
 }
 NOISE = {
-    "simulation": "the generator is repeatable and its output floating point: not for release",
-    "secure": "double precision noise on a public grid, not a discrete mechanism",
+    "simulation": "the noise is repeatable (seeded) and in floating point: not for release",
+    "secure": "the noise is double precision, rounded to a public grid; it is not a discrete mechanism",
 }
-UNTUNED = "not accounted: settings that were chosen by earlier runs on these data cost more"
-TRIER = "; and whoever runs the tuning, who sees every trial and is trusted to release nothing but the best"
-TUNED = "accounted: the number of trials was random, and the best alone is released"
+UNTUNED = "not accounted: if settings were chosen by earlier runs on these data, the true privacy loss is larger"
+TRIER = "; whoever runs the tuning sees every trial and is trusted to release the best trial only"
+TUNED = "accounted: the number of trials was random, and only the best trial is released"
 
 
 def trust_model(plan: Plan) -> str:
@@ -223,12 +221,12 @@ def statement(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> di
     curator = OPEN if plan.release.kind == "no_noise" else MODELS[model].format(holder=holder)
     before = len(plan.prepare) * counts.prepared
     columns = f", and {before} of columns before the first" if before else ""
-    made = f"; {facts.released} of them were made" if facts.released < counts.releases else ""
+    made = f"; {facts.released} of them happened" if facts.released < counts.releases else ""
     when = "round" if facts.loop is None else "step"
     rows = sum(one.rows for one in facts.public if "rows" in one.what)
     unprotected = [f"{rows} rows that are declared public"] * bool(rows)
     unprotected += [f"{one.what} ({one.by})" for one in facts.public if "rows" not in one.what]
-    others = "not accounted: whatever else is released of the same data adds to these numbers"
+    others = "not accounted: every other release of the same data adds to the privacy loss"
     if facts.ledger is not None:
         charged = f"{facts.ledger.dataset!r}: {facts.ledger.runs} runs"
         others = f"accounted where they were charged to the ledger as {charged}"
@@ -239,7 +237,7 @@ def statement(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> di
         "trust_model": model,
         "unit_of_privacy": UNITS[unit],
         "neighbours": _neighbours(cost),
-        "releases": f"{counts.releases + before} in these numbers: one after every {when}{columns}{made}",
+        "releases": f"this certificate covers {counts.releases + before}: one after every {when}{columns}{made}",
         "tuning": TUNED if tuned else UNTUNED,
         "side_channels": f"{NOISE[facts.noise]}; time, memory and network traffic are not protected",
         "not_protected": "; ".join(unprotected) or "nothing",
@@ -257,4 +255,6 @@ def _neighbours(cost: Cost) -> str:
     promised = {relation: seen for relation, seen in whose.items() if seen}
     if len(promised) < 2:
         return NEIGHBOURS[next(iter(promised or whose))]
-    return "; ".join(f"{NEIGHBOURS[name]} (to one who sees {' or '.join(seen)})" for name, seen in promised.items())
+    return "; ".join(
+        f"{NEIGHBOURS[name]} (against an adversary who sees {' or '.join(seen)})" for name, seen in promised.items()
+    )

@@ -1,4 +1,4 @@
-"""The certificate of a run, computed from plan, charges and model alone. `certify` computes it again and compares."""
+"""Builder of a run's certificate from plan, charges and model alone. `certify` builds it again and compares."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def _preparations(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _loop(plan: Plan, facts: Facts) -> dict[str, Any] | None:
-    """Return the entry of a PyTorch loop: epsilon of the steps so far, if the stopping time depends on no data."""
+    """Return the certificate's entry on a PyTorch loop: epsilon of the steps so far, valid if the stopping time
+    depends on no data."""
     if facts.loop is None:
         return None
     taken = plan.cost(Participation(facts.charged, facts.charged)).line("models")
@@ -103,9 +104,9 @@ def _loop(plan: Plan, facts: Facts) -> dict[str, Any] | None:
 
 
 def headline(lines: tuple[Line, ...], delta: float, deltas: tuple[float, ...] = ()) -> dict[str, Any]:
-    """Return one adversary's guarantee for all units: the worst epsilon, the largest delta, and each silo's entry.
+    """Return one adversary's guarantee over all silos: the largest epsilon, the largest delta, and an entry per silo.
 
-    A neighbour changes one silo's data, so silos compose in parallel: the worst of them counts, not their sum.
+    Neighbouring data sets differ in one silo, so silos compose in parallel: the largest epsilon counts, not the sum.
     """
     if len(lines) == 1 and not deltas:
         return line_entry(lines[0], delta)
@@ -126,7 +127,7 @@ def _proved(line: Line, delta: float) -> accountant.Epsilon:
 
 
 def line_entry(line: Line, delta: float) -> dict[str, Any]:
-    """Return the certificate's entry of one adversary's line: relation, epsilon, delta, method and events."""
+    """Return the certificate's entry on one adversary: relation, epsilon, delta, accounting method and events."""
     spent = _proved(replace(line, adversary="models", silos=()), delta)
     return {
         "relation": line.relation,
@@ -175,7 +176,9 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
 
 
 def _ledger(facts: Facts) -> dict[str, Any] | None:
-    """Return the ledger's entry: what the data set has spent over all runs, and the events charged."""
+    """Return the certificate's entry on the ledger: the data set's spent epsilon over all runs, and the charged
+    events.
+    """
     found = facts.ledger
     if found is None:
         return None

@@ -1,6 +1,6 @@
 """Certificate files: canonical text, strict parsing, comparison field by field, and Ed25519 signatures.
 
-Runs, sweeps and `certify` call it; `sordino run --sign` and `certify --key` use the signatures.
+Runs, sweeps and `certify` call this module; `sordino run --sign` and `certify --key` use the signatures.
 """
 
 from __future__ import annotations

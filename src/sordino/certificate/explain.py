@@ -17,26 +17,23 @@ CHANGE = {
 }
 PROTECTED = {"client": "everything that one client", "record": "what any single record of a silo"}
 NOTHING = "Nothing is protected: no adversary is promised anything."
-REPLAYED = " {} {} charged again and answered by every silo with what it had sent before: no new release."
-SO_FAR = (
-    " Those taken so far cost epsilon {}, which holds only if the loop did not stop for a reason that it read off the "
-    "data."
-)
+REPLAYED = " {} {} charged again, but every silo sent its stored message again: no new release."
+SO_FAR = " The steps taken so far cost epsilon {}, if the decision to stop did not depend on the training data."
 ALL = {"client": "all the data of one client", "record": "one record of one silo", "loop": "one record"}
 WHO: dict[Adversary, str] = {
     "models": "Someone who sees every model that was released, and nothing else",
-    "cohort": "Someone who also sees who took part in which round",
+    "cohort": "Someone who also sees which clients took part in which round",
     "messages": "Someone who reads every message as it leaves a {holder}",
 }
 LOOP: dict[Adversary, str] = {  # of a PyTorch loop: one data set, and nobody takes part but its owner
     "models": "Someone who sees the model after every step, and nothing else",
-    "cohort": "Someone who also knows that these data took part in every step",
+    "cohort": "Someone who also knows that this data set is used in every step",
     "messages": "Someone who sees a step's gradients before their noise",
 }
 
 
 def ceilings(plan: Plan, facts: Facts) -> dict[Adversary, Ceiling]:
-    """Return upper bounds on each adversary's membership tests."""
+    """Return upper bounds on the true-positive rate and AUC of each adversary's membership attacks."""
     cost = run_cost(plan, facts)
     found: dict[Adversary, Ceiling] = {}
     for who in ADVERSARIES:  # of several silos, the one that an attack gets furthest with
@@ -101,7 +98,7 @@ def _strength(line: dict[str, Any], reach: Ceiling, unit: str) -> str:
     change = CHANGE[line["relation"]].format(unit=unit, all=ALL[unit])
     return (
         f"{who}: epsilon {upto(line['epsilon'])} at delta {upto(line['delta'])}, for {change}. "
-        f"Accusing 1 in 100 innocents, the best attack finds at most {upto(100 * reach.true_positives)} in 100 "
+        f"With 1% false positives, the best membership attack finds at most {upto(100 * reach.true_positives)}% of the "
         f"members; its AUC is at most {upto(reach.auc)} (guessing has 0.5)."
         + (f" This is {participations_in_words(line['by_participations'])}." if line.get("by_participations") else "")
     )
@@ -126,7 +123,7 @@ def _counted(certificate: dict[str, Any]) -> str:
     when = " before their noise was drawn" if _promises(certificate) else ""
     return (
         f"{counts['rounds_planned']} {what} were planned, {counts['rounds_charged']} were charged{when}, "
-        f"{counts['rounds_accounted']} are accounted for."
+        f"this certificate covers {counts['rounds_accounted']}."
         + (REPLAYED.format(again, "round was" if again == 1 else "rounds were") if again is not None else "")
         + _of_one(certificate)
         + (_prepared(certificate["prepared"]) if certificate["prepared"] else "")
@@ -137,15 +134,15 @@ def _counted(certificate: dict[str, Any]) -> str:
 
 
 def _of_one(certificate: dict[str, Any]) -> str:
-    """Return a sentence on the number of releases charged to one unit, if these are fewer than all.
+    """Return a sentence on the number of releases charged to one unit; empty if all releases are charged.
 
-    A count of 1 may stand for the whole run (correlated noise, best of trials), so then there is no sentence.
+    It is also empty if the count is 1, which may stand for the whole run (correlated noise, best of several trials).
     """
     first, rounds = certificate["adversaries"][0], certificate["counts"]["rounds_accounted"]
     most = max(line["events"][0]["count"] for line in first.get("silos", [first]) if line["events"])
     if not 1 < most < rounds:
         return ""
-    return f" One {certificate['unit']} is charged for {most} of them: it was in no more."
+    return f" Each {certificate['unit']} is charged for at most {most} of them, since it took part in no more."
 
 
 def _prepared(found: list[dict[str, Any]]) -> str:
@@ -153,13 +150,13 @@ def _prepared(found: list[dict[str, Any]]) -> str:
         f"{one['release']['column']} (epsilon {upto(one['release']['epsilon'], 4)} by itself)" for one in found
     )
     return (
-        f" Before the first round a noised histogram was released of {names}, from which ranges, or constants for "
-        f"missing values, were read; its noise was added by {found[0]['noised_by']}, and it is in the cost."
+        f" Before the first round noised histograms were released of {names}, to compute ranges or constants for "
+        f"missing values; their noise was added by {found[0]['noised_by']}, and the cost includes them."
     )
 
 
 def in_all(ledger: dict[str, Any]) -> str:
-    """Return a sentence on what the data set has spent over all runs."""
+    """Return a sentence on the epsilon that the data set has spent over all runs."""
     runs = f"{ledger['runs']} run" + "s" * (ledger["runs"] != 1)
     if ledger["epsilon"] is None:
         return f"The data set {ledger['dataset']!r} has no guarantee after {runs}."
@@ -176,14 +173,14 @@ def sentence(text: str) -> str:
 
 
 def page(found: dict[str, Any]) -> str:
-    """Return an explanation as text."""
+    """Return the sentences of an explanation as one text."""
     lines = [found["protected"], found["own_code"], "", "Against whom, and how strongly:"]
     lines += [f"- {entry['sentence']}" for entry in found["against"]]
     if found["silos"]:
-        lines += ["", "Each silo's own guarantee, even to one who reads its messages:"]
+        lines += ["", "Guarantee of each silo, even against someone who reads its messages:"]
         lines += [f"- {text}" for text in found["silos"]]
     if found["other_words"]:
-        lines += ["", "The same in other words, by what somebody sees:"]
+        lines += ["", "The same guarantees at other deltas and as Gaussian DP, by adversary:"]
         lines += [f"- {text}" for text in found["other_words"]]
     lines += ["", "The questions of NIST SP 800-226:", *(f"- {text}" for text in found["stated"])]
     lines += ["", found["noise"], found["counted"], "", "What must hold for this to be true:"]

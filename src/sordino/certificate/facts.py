@@ -1,17 +1,17 @@
-"""Facts of a run that its certificate needs beside the plan, the resulting cost, and checks of the counts.
+"""Facts of a run that its certificate needs beside the plan; the run's cost; and consistency checks of its counts.
 
     rounds accounted >= max(rounds charged - rounds replayed, charges by any silo's receipts, rounds planned)
-                        (without the planned ones if a budget ended the run; more only by repeated rounds)
+    (without `rounds planned` if a budget ended the run; more only by repeated rounds)
     count(line)      <= rounds accounted * releases of one unit per round, with equality if a unit is in every round
 
 where count(line) is the number of releases of one unit (client or record) in one adversary's line of the cost.
 
-The last section has earlier runs from whose weights a run started, their costs, and the cost of all together:
+Earlier runs, whose weights a run started from, are composed with it:
 
     together = epsilon( events of every earlier run of this unit and relation, and of this run )     at this run's delta
 
-The sum holds for every unit that is in the data of all runs. Runs of another unit or relation are only listed: no
-epsilon follows from epsilons of different relations.
+This epsilon holds for a unit in the data of all runs. Runs of another unit or relation are only listed, because
+epsilons of different relations do not compose.
 """
 
 from __future__ import annotations
@@ -68,21 +68,23 @@ class Loop:
 
 @dataclass(frozen=True)
 class OwnCode:
-    """Grade (`sordino.graph`) of the user's model and loss code that ran on private records, and the reason."""
+    """Result of the independence check (`sordino.graph`) of the user's model and loss code: `grade`, and why."""
 
     grade: Grade
     why: str
 
     @classmethod
     def of_headers(cls, lines: Iterable[Mapping[str, Any]]) -> OwnCode | None:
-        """Return the weakest grade of all engines that computed rounds of a run; None where none states a grade."""
+        """Return the weakest check result of all engines that computed rounds of a run; None if no engine states
+        one.
+        """
         found = [cls(line["own_code"], str(line["own_code_why"])) for line in lines if line.get("own_code") in GRADES]
         return max(found, key=lambda own: GRADES.index(own.grade), default=None)
 
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """A run from whose weights another run started; `kinds` are its events, for each kind of silo."""
+    """Earlier run whose weights another run started from; `kinds` are its privacy events, for each kind of silo."""
 
     run: str  # its id; "plan ..." where only the weights' file is known, which names the plan
     unit: Unit
@@ -156,12 +158,13 @@ class Facts:
 
 
 def participation(plan: Plan, facts: Facts) -> Participation:
-    """Return the rounds accounted: all planned ones, or more if some were run again; never fewer.
+    """Return the rounds that epsilon covers: all planned and repeated rounds; fewer only if a budget ended the run.
 
-    A run that stops early may stop because of its data. Only a budget that refused the next cohort accounts for what
-    was charged: budgets and cohorts are public or seen by this adversary, so where the run ended depends on no data. A
-    run that was killed and run again is accounted as planned, and for the rounds that were run again. The best of many
-    trials is accounted as planned too: nobody sees who was in the others, which had the same cost.
+    A run that stops early may do so because of its data, so all planned rounds are accounted. If a budget refused the
+    next cohort, only the charged rounds are: budgets and cohorts are public or seen by this adversary, so the stopping
+    time depends on no data. A run that was killed and resumed is accounted as planned, plus its repeated rounds. The
+    best of many trials is accounted as planned too: nobody sees the cohorts of the other trials, whose cost is the
+    same.
     """
     least, prepared = facts.max_participations or 0, max(1, facts.prepared)
     if facts.selection is None:
@@ -198,7 +201,7 @@ def run_cost(plan: Plan, facts: Facts) -> Cost:
 
 
 def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> None:
-    """Refuse a certificate whose counts of rounds charged and accounted, and of events, cannot all be true."""
+    """Refuse a certificate whose counts of charged rounds, accounted rounds and events contradict each other."""
     disagree = "the counts of this run do not agree:"
     fewest = facts.released if facts.stopped else max(plan.rounds, facts.released)
     largest = max(plan.rounds + facts.repeats, facts.released)
@@ -238,7 +241,7 @@ def _releases_of_one_unit(plan: Plan, facts: Facts, counts: Participation) -> tu
 
 
 def _epsilon(kind: tuple[Item, ...], relation: Relation, delta: float) -> float:
-    """Return epsilon of all releases of one unit, composed; 0 without a release."""
+    """Return the composed epsilon of all releases of one unit; 0 without a release."""
     counts: Counter[Event] = Counter()
     for item in kind:
         counts[item.event] += item.count
@@ -248,7 +251,7 @@ def _epsilon(kind: tuple[Item, ...], relation: Relation, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Together:
-    """A run's earlier runs, those of them that compose with the run, and the epsilon of all together."""
+    """Earlier runs of a run, those that compose with it, and the composed epsilon."""
 
     runs: tuple[EarlierRun, ...]
     composed: tuple[EarlierRun, ...]
@@ -259,7 +262,7 @@ class Together:
 
     @classmethod
     def of(cls, cost: Cost, delta: float, runs: tuple[EarlierRun, ...]) -> Together:
-        """Compose this run's cost with the costs of earlier runs, in the worst case over kinds of silos."""
+        """Compose this run's cost with the costs of earlier runs; the kind of silo with the largest epsilon counts."""
         own = EarlierRun.of_cost(cost, delta, "", "")
         alike = tuple(run for run in runs if (run.unit, run.relation) == (own.unit, own.relation))
         count = math.prod(len(run.kinds) for run in (own, *alike))
@@ -270,7 +273,7 @@ class Together:
         return cls(runs, alike, worst, delta, own.relation, own.unit)
 
     def to_entry(self) -> dict[str, Any] | None:
-        """Return the certificate's entry on earlier runs; None where none is known."""
+        """Return the certificate's entry on earlier runs; None if no earlier run is known."""
         if not self.runs:
             return None
         composed = None if self.epsilon is None else upward(self.epsilon)

@@ -1,4 +1,4 @@
-"""The command line `sordino`: arguments, printing and exit codes; one file per group of commands.
+"""Command line `sordino`: arguments, printing and exit codes; one file per group of commands.
 
 Exit codes: 0 success, 1 a certificate or audit fails or a budget is spent, 2 wrong input, 3 a worker of a run died.
 """
@@ -18,7 +18,7 @@ from sordino.runs import launch
 from sordino.version import __version__
 
 __all__ = ["app", "main"]
-STOPPED = "stopped; what was charged stays charged; continue with --resume"
+STOPPED = "stopped; charged rounds stay charged; continue with --resume"
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # whichever click this typer carries
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     except OSError as error:  # an impossible path, a full disk, a missing permission
         reason = error.strerror or str(error) or type(error).__name__
         where = errors.brief_repr(str(error.filename)) if error.filename else "a file or a connection"
-        _stop(str(errors.StorageError(f"{where}, which failed ({reason})", "a path to read and write")), 2)
+        _stop(str(errors.StorageError(f"{where}, which failed ({reason})", "a path that can be read and written")), 2)
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a command group without a command: print its help
             with tolerate_closed_pipe(sys.stdout):

@@ -154,7 +154,7 @@ def examples(
     places = (installed, Path(__file__).parents[3] / "examples")
     home = next((place for place in places if (place / "demo.py").is_file()), None)
     if home is None:
-        raise ConfigError("an installation without its examples", str(installed), "install sordino from its wheel")
+        raise ConfigError("an installation without examples", str(installed), "install sordino from its wheel")
     suffixes = (".py", ".toml", ".md", ".ipynb")
     files = [file.relative_to(home) for file in home.rglob("*") if file.is_file() and file.suffix in suffixes]
     hidden = re.compile(r"(^|/)(\.|__)[^/]*/|\.egg-info/")  # folders

@@ -1,4 +1,4 @@
-"""Shared by all commands: the typer application, common options, output as text or JSON, and progress of long work."""
+"""Common code of all commands: the typer application, shared options, output as text or JSON, and progress bars."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Progress = Callable[[float, float, str], None]  # work done, work in all, what w
 
 @contextmanager
 def working(name: str, quiet: bool) -> Iterator[Progress]:
-    """Yield a function that shows the share of work that is done, and the time left at the same pace."""
+    """Yield a function that displays progress: the share of work done, and the estimated time left."""
     largest = 0.0
 
     def share(done: float, total: float) -> float:  # never falls, also if more work is found on the way

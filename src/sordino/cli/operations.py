@@ -34,7 +34,7 @@ def ledger_show(
     file: LedgerFile, dataset: Annotated[str | None, typer.Argument(help="One data set; default: all.")] = None,
     own: Own = None, as_json: JsonFlag = False,
 ) -> None:  # fmt: skip
-    """Print the epsilon that each data set has spent over all runs, beside its limit."""
+    """Print the epsilon that each data set has spent over all runs, and its limit."""
     load_own_parts(own)
     from sordino.ledger.ledger import Ledger
 

@@ -61,7 +61,7 @@ def forecast(config: Config) -> dict[str, Any]:
     chain = []
     for name, bound in zip([plan.local.kind, *(step.kind for step in plan.encode)], plan.bounds, strict=True):
         if isinstance(bound, AlreadyPrivate):
-            words = f"private already, per {bound.unit}"
+            words = f"noised by the local solver, per {bound.unit}"
         else:
             words = f"L{bound.norm} norm of one {bound.unit}'s message at most 1, in units of the clip norm"
             words = words if bound.finite else "none"
@@ -78,7 +78,9 @@ def forecast(config: Config) -> dict[str, Any]:
 
 
 def _noise_of_models(plan: Plan) -> dict[str, float] | None:
-    """Return the models' noise in clip norms, for the plan's correlated noise and for independent noise instead."""
+    """Return the models' noise in clip norms, under the plan's correlated noise and under independent noise at equal
+    cost.
+    """
     from sordino.parts.correlated_noise import noise_of_models
 
     alone = plan.release.independent(plan.clients, plan.patterns) if plan.release.correlated else None
@@ -205,7 +207,7 @@ def epsilon_of(
             raise ConfigError(found, "the privacy of one message before the shuffler")
         lines = [Line("models", "replace_one", ((Shuffled(population, local), rounds),))]
     elif noise is None:
-        raise ConfigError("no --noise-multiplier", "noise scale / clip norm")
+        raise ConfigError("no --noise-multiplier", "a noise multiplier: noise scale / clip norm")
     else:
         if sampler == "full":
             clients: samplers.Sampler = samplers.Everyone(population)
@@ -350,7 +352,7 @@ def sweep(
     forecast: Annotated[bool, typer.Option("--plan", help="Print the runs and their cost, without running.")] = False,
     own: Own = None, as_json: JsonFlag = False,
 ) -> None:  # fmt: skip
-    """Run a grid, random settings or several recipes, at one epsilon if asked; one table with its privacy cost."""
+    """Run many settings (a grid, random ones, or several recipes); write one table with its privacy cost."""
     load_own_parts(own)
     from sordino.tuning import sweep as sweeping
     from sordino.tuning.search_space import Sweep

@@ -50,7 +50,7 @@ def certify(
         from sordino.report.cards import registry_entry, to_yaml
 
         if not re.fullmatch(r"[a-z0-9_]+\.yaml", registry.name):
-            needed = "small letters, digits and _, then .yaml, as the registry requires"
+            needed = "lower-case letters, digits and _, then .yaml, as the registry requires"
             raise ConfigError(f"--registry {registry.name}", needed)
         durable_files.write(registry, to_yaml(registry_entry(certificate, known)).encode())
         text += f"\nregistry entry: {registry}{_fields_to_write(known)}"
@@ -196,7 +196,7 @@ def audit(
     canaries: Annotated[bool, typer.Option("--canaries", help="Train once with planted canaries.")] = False,
     values: Changes = None, seed: Seed = None, own: Own = None, as_json: JsonFlag = False,
 ) -> None:  # fmt: skip
-    """Attack a run or a plan: lower bounds on epsilon beside the certified upper bound; exit 1 if one exceeds it."""
+    """Attack a run or a plan, and print lower bounds on epsilon with the certified bound; exit 1 if one exceeds it."""
     load_own_parts(own)
     import torch
 

@@ -1,4 +1,4 @@
-"""`sordino run`: train into a folder, or continue the run that is there."""
+"""Command `sordino run`: train into a folder, or continue a stopped run."""
 
 from __future__ import annotations
 

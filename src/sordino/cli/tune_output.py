@@ -1,4 +1,4 @@
-"""Called by `sordino tune`: reads its options, runs the search, writes the tuned file, draws and prints the losses."""
+"""Options and output of `sordino tune`: runs the search, writes the tuned file, draws and prints the losses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tune_config(
     config = load_config(file, changes)
     silos = own_budgets(config)
     if silos and epsilons:
-        both = "--epsilon, and a budget for every silo"
+        both = "--epsilon together with a budget for every silo"
         raise ConfigError(both, "one of them", "drop --epsilon: every silo keeps its budget")
     wanted = epsilons
     if not wanted:
@@ -66,7 +66,7 @@ def tune_config(
 def private_tuning(
     file: Path, changes: Sequence[str], over: Sequence[str], law: dict[str, Any], epsilons: Sequence[float], metric: str
 ) -> PrivateTuning:
-    """Return the private search that `tune --private` asks for: a file and --over, or a sweep's file, and --law."""
+    """Return the search of `tune --private` from its options: a file and --over, or a sweep's file, and --law."""
     trials: Trials = codec.read(Trials, law, "--law")
     if len(epsilons) > 1:
         raise ConfigError("several --epsilon with --private", "one --epsilon: every search is a separate release")
@@ -85,7 +85,7 @@ def private_tuning(
 
 
 def own_budgets(config: Config) -> tuple[Budget, ...]:
-    """Return every silo's budget: by the file or, where silos differ in noise, by their forecast; else nothing."""
+    """Return every silo's budget, from the file or, if silos differ in noise, from the forecast; else ()."""
     plan = config.plan
     if config.budgets or not multipliers(plan):
         return config.budgets

@@ -1,13 +1,13 @@
-"""Codec for every value of a plan: dataclasses <-> TOML, JSON and SHA-256. Called by all packages.
+"""Codec of plans: conversion of dataclasses to and from TOML and JSON, and their SHA-256. Called by all packages.
 
-A *family* (Sampler, Step, Release, ...) is a direct subclass of `Part`; a concrete part names its `kind`:
+A *family* (Sampler, Step, Release, ...) is a direct subclass of `Part`; a concrete part states its `kind`:
 
     @dataclass(frozen=True)
     class Poisson(Sampler, kind="poisson"): ...
 
-Wherever a family is the declared type, the written form is a table with that `kind`. Reading follows the declared
-types and is strict: an unknown key, an unknown kind or a wrong type is a `ConfigError` that names the nearest word.
-Writing is strict too: only a part of exactly the registered type has a written form, and so a hash (`check_parts`).
+A field whose declared type is a family is written as a table with that `kind`. Reading follows the declared types and
+is strict: an unknown key, an unknown kind or a wrong type is a `ConfigError` that suggests the nearest known word.
+Writing is strict too: only a part of exactly the registered type can be written and hashed (`check_parts`).
 Parts of other packages are loaded by `load_plugins` and `load_parts_file`; `foreign` lists those inside a value.
 """
 

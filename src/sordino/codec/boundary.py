@@ -1,8 +1,8 @@
 """Wrappers around methods of third-party parts: errors name the part, results are checked. Called by `codec.part`.
 
-A family declares beside each method what a call must return (`returns`). The methods of a class of another package are
-wrapped once, when the class is defined; Sordino's own parts are not wrapped and cost nothing. An exception keeps its
-type on the way (an engine may try another path) and the part's name, and becomes a `PartError` where a run ends.
+A family declares for each method what a call must return (`returns`). The methods of a third-party class are wrapped
+once, when the class is defined; Sordino's own parts are not wrapped. An exception keeps its type inside a run (an
+engine may try another path), and becomes a `PartError` with the part's name at the end of the run.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def failure(error: BaseException) -> PartError | None:
 
 
 def described(found: Any) -> str:
-    """Describe a value by type and shape alone: its content may be private."""
+    """Return a description of a value by type and shape alone, since its content may be private."""
     if hasattr(found, "shape") and hasattr(found, "dtype"):
         return f"{type(found).__name__} of {tuple(found.shape)} {found.dtype}"
     return "None" if found is None else f"a {type(found).__name__}"
@@ -86,10 +86,10 @@ def described(found: Any) -> str:
 def array(
     found: Any, shape: tuple[int | None, ...], kind: str, low: float = float("-inf"), high: float = float("inf")
 ) -> str:
-    """Require a numpy array of this shape (None: any length).
+    """Check that a value is a numpy array of this shape (None: any length).
 
-    Kind "f" requires finite float64, kind "i" whole numbers in [low, high). Like all checks here, this one returns what
-    is needed instead, or "".
+    Kind "f" requires finite float64, kind "i" whole numbers in [low, high). Like all checks here, it returns a text of
+    what is required, or "" if `found` is valid.
     """
     import numpy as np
 
@@ -104,7 +104,7 @@ def array(
 
 
 def tensor(found: Any, shape: tuple[int, ...], like: Any, *, finite: bool = False) -> str:
-    """Require a floating tensor of this shape on the device of `like`."""
+    """Check that a value is a floating-point tensor of this shape on the device of `like`."""
     import torch
 
     fits = isinstance(found, torch.Tensor) and tuple(found.shape) == shape
@@ -116,7 +116,7 @@ def tensor(found: Any, shape: tuple[int, ...], like: Any, *, finite: bool = Fals
 
 
 def number(found: Any, low: float, *, above: bool = False) -> str:
-    """Require a finite number of at least `low`, or above `low`."""
+    """Check that a value is a finite number of at least `low`, or above `low` if `above`."""
     real = isinstance(found, numbers.Real) and not isinstance(found, bool)
     sound = real and math.isfinite(float(found)) and float(found) >= low
     words = f"a finite number {'above' if above else 'of at least'} {low:g}"
@@ -130,7 +130,7 @@ def of_type(*types: type) -> Check:
 
 
 def tensors(found: Any, like: dict[str, Any] | None = None) -> str:
-    """Require a dict of tensors by name; with `like`, of the same names, shapes and dtypes."""
+    """Check that a value is a dict of tensors by name; with `like`, of the same names, shapes and dtypes."""
     import torch
 
     if not (isinstance(found, dict) and all(isinstance(one, torch.Tensor) for one in found.values())):
@@ -141,6 +141,6 @@ def tensors(found: Any, like: dict[str, Any] | None = None) -> str:
 
 
 def numbers_by_name(found: Any) -> str:
-    """Require a dict of numbers by name."""
+    """Check that a value is a dict of numbers by name."""
     sound = isinstance(found, dict) and all(isinstance(name, str) for name in found)
     return "" if sound and all(isinstance(one, float | int) for one in found.values()) else "a dict of numbers by name"

@@ -14,7 +14,7 @@ from sordino.errors import CertificateError, StorageError
 
 PUBLIC, PRIVATE = 0o666, 0o600  # file modes before the umask: for what may be released, and for the owner alone
 PARTIAL = ".partial"
-SAFE = "what was charged stays charged, and the last checkpoint is whole"
+SAFE = "charged rounds stay charged, and the last checkpoint is complete"
 
 
 def read(file: Path) -> bytes:
@@ -28,7 +28,7 @@ def read(file: Path) -> bytes:
 
 
 def write(file: Path, data: bytes, mode: int = PUBLIC) -> None:
-    """Replace a file in one move: after a crash it has the new content, or the old content."""
+    """Replace a file atomically: after a crash it has either the new or the old content."""
     stage(file, data, mode)
     move(file.with_name(file.name + PARTIAL), file)
 
@@ -118,7 +118,9 @@ def trouble(file: Path, error: OSError) -> StorageError:
     """Return the error of a failed write: what happened, what is safe, and how to continue."""
     reason = error.strerror or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return StorageError(f"no room to write {file} ({reason})", "room", f"make some and add --resume: {SAFE}")
+        return StorageError(
+            f"no space left to write {file} ({reason})", "disk space", f"free some and add --resume: {SAFE}"
+        )
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
         fix = "restore the folder and add --resume, or start a new run in another --out; charged rounds stay charged"
         return StorageError(

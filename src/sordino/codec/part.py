@@ -38,7 +38,7 @@ class Part(ABC):  # noqa: B024  (each family has abstract methods of its own)
     members: ClassVar[dict[str, type[Part]]] = {}
 
     def rests_on(self) -> tuple[Foreign, ...]:
-        """Third-party functions and modules that this part refers to by name."""
+        """Return the third-party functions and modules that this part refers to by name."""
         return ()
 
     def __init_subclass__(cls, kind: str = "") -> None:
@@ -73,7 +73,7 @@ def family_of(cls: type[Part]) -> type[Part]:
 def nested_values(value: Any, where: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield a value and everything in its fields, recursively, each with its dotted path."""
     if depth > DEEPEST:
-        raise PlanError("parts", f"{where}, nested {DEEPEST} deep", f"at most {DEEPEST} parts in each other")
+        raise PlanError("parts", f"{where}, nested {DEEPEST} deep", f"at most {DEEPEST} levels of nested parts")
     yield where, value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
@@ -85,10 +85,10 @@ def nested_values(value: Any, where: str = "", depth: int = 0) -> Iterator[tuple
 
 
 def check_parts(value: Any, where: str) -> None:
-    """Refuse a value that would not do what its written form says, at any depth.
+    """Refuse a value whose behaviour differs from its written form, at any depth.
 
-    A subclass that inherits its `kind` is written as its parent, and a method set on an instance is not written at
-    all: either would run one thing and have the hash and the cost of another.
+    A subclass that inherits its `kind` would be written as its parent, and a method set on an instance would not be
+    written at all: the run would then have the hash and the cost of another plan.
     """
     for place, item in nested_values(value, where):
         if dataclasses.is_dataclass(item):
@@ -117,7 +117,7 @@ def check_part(part: Any, where: str) -> None:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Foreign:
-    """A third-party part: what it states of itself is trusted, and it is named on the certificate."""
+    """Name and version of a third-party part, for the certificate; its privacy statements are trusted."""
 
     package: str
     version: str
@@ -214,8 +214,8 @@ T = TypeVar("T")
 def hides_values(cls: type[T]) -> type[T]:
     """Class decorator, above `@dataclass`: the repr shows no value of a tensor, an array or a float.
 
-    A notebook saves what a cell prints. So whatever holds a tensor, an array or bytes is printed by its shape, whatever
-    holds such a holder by its type; numbers that were computed from records (floats) are not printed either.
+    A notebook saves what a cell prints. So a field with a tensor, an array or bytes is printed by its shape, a field
+    with an object that has such fields by its type, and floats, which may be computed from records, are not printed.
     """
     cls.__repr__ = short_repr  # type: ignore[method-assign]
     return cls
@@ -227,7 +227,8 @@ def hides(cls: type[Any]) -> bool:
 
 
 def short_repr(value: Any) -> str:
-    """Return Type(field=description, ...), or what its own `described_fields()` says, cut to `LONGEST` characters."""
+    """Return the repr Type(field=description, ...), by the value's own `described_fields()` if it has one, shortened to
+    `LONGEST` characters."""
     own = getattr(value, "described_fields", None)
     texts = described_fields(value) if own is None else own()
     whole = f"{type(value).__name__}({', '.join(f'{name}={text}' for name, text in texts.items())})"

@@ -1,7 +1,7 @@
 """Serialization of plans: values to TOML, JSON and SHA-256, strictly typed reading, and single changed values.
 
-Called as `codec.read`, `codec.dump`, ... by every package that reads or writes a configuration. An unknown name is
-answered with the nearest known one, also for the names of other libraries (`ELSEWHERE`). Functions that users register
+Called as `codec.read`, `codec.dump`, ... by every package that reads or writes a configuration. Errors about an unknown
+name suggest the nearest known one, also for names of other libraries (`ELSEWHERE`). Functions that users register
 by name (`add_model`, `add_loss`, `add_metric`) are stored here too; a part of kind "own" looks its function up.
 """
 
@@ -181,7 +181,9 @@ def check_plain(data: Any) -> None:
         level = [(where, item) for where, item in inside if isinstance(item, Mapping | list | tuple)]
         if not level:
             return
-    raise ConfigError(f"{level[0][0]}, nested {DEEPEST} deep", f"at most {DEEPEST} levels", "write the plan flatter")
+    raise ConfigError(
+        f"{level[0][0]}, nested {DEEPEST} deep", f"at most {DEEPEST} levels", "use fewer levels of tables"
+    )
 
 
 # ---- TOML files, and single values set on the command line -----------------------------------------------------------
@@ -272,7 +274,9 @@ ELSEWHERE = {  # names in Opacus, Flower, pfl and TensorFlow Privacy, and what S
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """Name the known word that a mistyped word, or another library's word, most likely meant; else list all of them."""
+    """Return a suggestion for an unknown word: the nearest known word, or the one for another library's word, else
+    all.
+    """
     ours = next((name for name in ELSEWHERE.get(word, ()) if name in known), None)
     if ours is not None:
         return f"{word} is called {ours} here"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from sordino import codec
 from sordino.accounting.accountant import check_deltas, default_delta, silo_deltas
@@ -30,7 +31,7 @@ from sordino.graph import BY_CONSTRUCTION
 from sordino.ledger.budget import Filter, check_affordable, client_filter
 from sordino.loop import check_needs, check_population, check_train_metrics
 from sordino.models import ARCHITECTURES, InMemoryModel, build_seeded
-from sordino.parts.losses import CrossEntropy, Mse, is_record_wise
+from sordino.parts.losses import CrossEntropy, Loss, Mse, Tokens, is_record_wise
 from sordino.parts.mechanisms import Preparation
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
@@ -42,7 +43,7 @@ EXAMPLE = "see 'sordino recipes show dp_fed_ls'"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Configuration of a run: the whole file."""
+    """Configuration of a run, as its TOML file states it."""
 
     task: TaskSpec = field(default_factory=TaskSpec)
     plan: Plan
@@ -66,10 +67,14 @@ class Config:
         check_deltas(self.plan, self.delta, self.deltas, privacy.allow_large_delta)
         if self.federation is not None or self.task.silos or self.task.named:
             self._check_silos()
+        if "person" in self.task.options and self.plan.unit == "client":
+            found = "a person column in a plan that protects one client with all it holds"
+            fix = 'drop person, or make every person a client: groups = "..."'
+            raise ConfigError(found, "a plan of unit record, such as recipe silo", fix)
         released = self.plan.prepare
         asked = self.task.preparations if self.task.options else ()
         if asked != released and not isinstance(self.task.model, InMemoryModel):  # `parse` takes them from the columns
-            found = f"columns that ask for {len(asked)} histograms, and a plan that releases other {len(released)}"
+            found = f"columns that need {len(asked)} histograms, and a plan that releases {len(released)} others"
             fix = "drop plan.prepare: it is taken from [task.options.columns]"
             raise ConfigError(found, "a plan that releases the histograms of the columns", fix)
         if run.train_metrics:
@@ -79,16 +84,16 @@ class Config:
         """Refuse names of silos that are not the plan's clients, and lists of values without a stated order."""
         names, population, federation = self.task.silos, self.plan.clients.population, self.federation
         if names and len(names) != population:
-            raise ConfigError(f"{len(names)} names of silos in a plan for {population}", "a name for every silo")
+            raise ConfigError(f"{len(names)} names of silos in a plan for {population} silos", "a name for every silo")
         if not names and self.task.named:
             local, own = self.plan.local, self.privacy.silos or self.privacy.deltas
             lists = (getattr(local.reads, "sizes", ()), self.plan.release.noise_multipliers, local.noise_multipliers)
             if own or any(len(set(values)) > 1 for values in lists):
-                found = "a list with a value for every silo, whose order is not that of anything in this file"
+                found = "a list with a value for every silo, while nothing in this file states their order"
                 fix = "write silos.NAME = { epsilon = ... }, sizes = { NAME = ... }, or name the order: "
                 raise ConfigError(found, "values by the silos' names", fix + "[task] silos = [...]")
         if federation is not None and len(federation.silos) != population:
-            found = f"{len(federation.silos)} silos in [federation] and a plan for {population}"
+            found = f"{len(federation.silos)} silos in [federation] and a plan for {population} clients"
             raise ConfigError(found, "one silo per client")
         if federation is not None and names and federation.silos != names:
             found = f"[federation] silos = {list(federation.silos)} and values for {list(names)}"
@@ -135,7 +140,9 @@ class Config:
         return {**known, **given, "foreign": self.foreign, "selection": self.privacy.selected}
 
     def check_alone(self) -> None:
-        """Refuse the best of many private trials: running its file again is another release, which is not accounted."""
+        """Refuse a file of `sordino tune --private`: running it again would be another release, which is not
+        accounted.
+        """
         if self.privacy.selected is not None:
             found = "a file that holds the best of many private trials"
             raise ConfigError(found, "a file of one run", "drop [privacy.selected]: another run is another release")
@@ -152,7 +159,7 @@ class Config:
         return tuple(sorted({*codec.foreign(self), *datasets.foreign(self.task.dataset)}))
 
     def check_task(self) -> tuple[str, ...]:
-        """Refuse, before any data is read, what a run of this file would refuse; return notes for the data's owner."""
+        """Refuse an invalid task before any data is read; return notes for the data's owner."""
         if isinstance(self.task.model, InMemoryModel):
             return ()
         notes = self.look()
@@ -164,7 +171,9 @@ class Config:
         return notes
 
     def look(self) -> tuple[str, ...]:
-        """Return notes for the data's owner, before a row is read; of own tables names and headers are read."""
+        """Return notes for the data's owner without reading rows; of the user's tables only names and headers are
+        read.
+        """
         task = self.task
         seen = datasets.preview(task.dataset, task.options)
         natural = task.partition is None or (isinstance(task.partition, Natural) and task.partition.clients is None)
@@ -176,7 +185,9 @@ class Config:
         return seen.notes
 
     def own_code(self) -> OwnCode | None:
-        """Return the proof that units stay separate in model and loss; None where it needs the shape of a record."""
+        """Return the result of the independence check of model and loss; None if it needs the unknown shape of a
+        record.
+        """
         made = self.trial_task()
         if made is not None:
             return made.program.of(self.plan.unit)
@@ -189,17 +200,49 @@ class Config:
         spec = self.federation
         if isinstance(self.task.model, InMemoryModel):
             return None
-        known = datasets.record_of(self.task.dataset) if spec is None else (spec.inputs, spec.classes)
+        known = datasets.record_of(self.task.dataset) if spec is None else self.record
         if known is None or not known[0]:
             return None
-        (shape, classes), loss = known, self.task.loss
-        model = build_seeded(self.task.model, shape, classes or 1, self.run.seed)
-        y = torch.zeros(2, dtype=torch.int64 if classes else torch.float32)
-        held, usual = Clients.of([(torch.zeros(2, *shape), y)]), CrossEntropy() if classes else Mse()
-        made = Task(model, held, loss=loss or usual, own_code=self.task.own_code)
+        shape, classes = known
+        model, loss, targets = self.model_and_loss(shape, classes)
+        y = torch.zeros(2, *targets, dtype=torch.int64 if classes else torch.float32)
+        held = Clients.of([(torch.zeros(2, *shape), y)])
+        made = Task(model, held, loss=loss, own_code=self.task.own_code)
         if self.plan.local.reads is not None:
             check_layers(model)
         return made
+
+    @property
+    def record(self) -> tuple[tuple[int, ...], int]:
+        """Shape of one record and number of classes (0: a number), as a server knows them; no shape if it does not.
+
+        They are those of [federation], or of the columns that [task.options] declares; if both state them, they agree.
+        """
+        spec, encoding = self.federation, self.task.encoding
+        assert spec is not None
+        if encoding is None or spec.simulated:
+            return spec.inputs, 2 if spec.classes is None else spec.classes
+        rows = () if encoding.person is None or encoding.person.rows == 1 else (encoding.person.rows,)
+        shape, classes = (*rows, encoding.width), encoding.classes or 0
+        if spec.inputs not in ((), shape, shape[-1:]):
+            found = f"[federation] inputs = {list(spec.inputs)}, and declared columns of {encoding.width} coordinates"
+            fix = "declare every column that the model reads, and drop inputs: the columns say it"
+            raise ConfigError(found, "the same shape of a record in both", fix)
+        if spec.classes not in (None, classes):
+            found = f"[federation] classes = {spec.classes}, and {classes} classes in [task.options]"
+            raise ConfigError(found, "the same number of classes in both", "drop classes from [federation]")
+        return shape, classes
+
+    def model_and_loss(self, shape: tuple[int, ...], classes: int) -> tuple[nn.Module, Loss, tuple[int, ...]]:
+        """Return the model with seeded initial weights, equal on every machine, its loss, and the shape of a target.
+
+        The default loss is cross entropy for classes and squared error for a number; of a person with several rows it
+        is the mean over the rows.
+        """
+        person, usual = self.task.person, CrossEntropy() if classes else Mse()
+        rows = 1 if person is None else person.rows
+        model = build_seeded(self.task.model, shape, classes or 1, self.run.seed, rows)
+        return model, self.task.loss or (Tokens() if rows > 1 else usual), (rows,) if rows > 1 else ()
 
     def check_budget(self) -> None:
         """Refuse a plan that exceeds a budget of this configuration."""
@@ -223,7 +266,9 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def overridden(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table with changed values; keys of a plan that a recipe builds are changed in the built plan."""
+    """Return the configuration table with changed values; keys [plan] of a recipe are changed in the plan that it
+    builds.
+    """
     known = ["recipe", *(part.name for part in fields(Config))]
     later = [key for key in changes if key.startswith("plan.") and "recipe" in table]
     data = dict(table)
@@ -261,7 +306,7 @@ def resolve_silo_names(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse(table: Mapping[str, Any]) -> Config:
-    """Build the configuration that a table describes; `[recipe]` stands for the plan it builds."""
+    """Build the configuration from a table; a `[recipe]` is replaced by the plan that it builds."""
     codec.check_plain(table)
     codec.load_plugins()
     data = resolve_silo_names(table)

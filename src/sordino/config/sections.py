@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,9 +22,10 @@ from sordino.data.lineage import load_initial
 from sordino.data.metrics import LOWER, Metric
 from sordino.data.program import Trust
 from sordino.data.records import Dataset, Iid, Ints, Natural, Partitioner
+from sordino.data.tables import Encoding, Person, declared_encoding
 from sordino.errors import ConfigError, DataError
 from sordino.models import Architecture, InMemoryModel, Logistic, build_seeded
-from sordino.parts.losses import CrossEntropy, Loss, Mse
+from sordino.parts.losses import CrossEntropy, Loss, Mse, Tokens
 from sordino.parts.mechanisms import Preparation
 from sordino.rng import Mode, Seeded
 from sordino.task import PublicSource, Task
@@ -34,8 +36,8 @@ class TaskSpec:
     """Section [task]: data, partition and model. Without a partition: the data's natural clients, else iid.
 
     `init` is a safetensors file with the model's first weights. The author of this file declares them public:
-    what they were trained on is not protected by the run, and the certificate says so, with the file's hash.
-    `own_code = "trusted"` vouches for a model or a loss of one's own that no graph can be captured of.
+    the data they were trained on is not protected by the run, and the certificate says so, with the file's hash.
+    `own_code = "trusted"`: the user vouches for own model or loss code of which no graph can be captured.
     """
 
     dataset: str = "digits"
@@ -52,6 +54,30 @@ class TaskSpec:
     def preparations(self) -> tuple[Preparation, ...]:
         """Histograms of the data's columns that must be released before the first round."""
         return datasets.preparations(self.dataset, self.options)
+
+    @property
+    def person(self) -> Person | None:
+        """The column of persons, where all rows of one person are one record."""
+        table = self.options.get("person") if self.dataset in datasets.TABLES else None
+        found: Person | None = None if table is None else codec.read(Person, table, "task.options.person")
+        return found
+
+    def absolute(self) -> TaskSpec:
+        """Return the section with absolute paths of its files, for processes that run in other folders."""
+
+        def there(given: Any) -> Any:
+            return (
+                [str(Path(one).absolute()) for one in given] if isinstance(given, list) else str(Path(given).absolute())
+            )
+
+        files = {key: there(value) for key, value in self.options.items() if key in ("path", "files", "test")}
+        return replace(self, options={**self.options, **files}) if self.dataset in datasets.OWN else self
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """What the columns of a table mean, known without its files; None for other data, or without declarations."""
+        declared = self.dataset in datasets.TABLES and (self.options.get("columns") or self.options.get("ranges"))
+        return declared_encoding(self.options) if declared else None
 
     @property
     def named(self) -> bool:
@@ -78,13 +104,14 @@ class TaskSpec:
             owners = self._groups(data, cut) if self.silos else data.groups
             split = cut.split(data.y, owners, Seeded(seed).at(0, "partition"))
             clients = Clients(records, split.index, split.offsets, names=self.silos)
-        model = build_seeded(self.model, data.x.shape[1:], data.classes or 1, seed)
+        model = build_seeded(self.model, data.x.shape[1:], data.classes or 1, seed, data.rows)
         model, init = (model, None) if self.init is None else load_initial(model, self.init)
         test = Records(torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)) if len(data.test_y) else None
+        usual = Tokens() if data.rows > 1 else CrossEntropy() if data.classes else Mse()  # mean over a person's rows
         groups, names = (None, ()) if test is None or data.test_groups is None else _test_groups(data)
         task = Task(
-            model, clients, test, self.loss or (CrossEntropy() if data.classes else Mse()), init=init, metrics=metrics,
-            groups=groups, group_names=names, waiting=data.waiting, own_code=self.own_code,
+            model, clients, test, self.loss or usual, init=init, metrics=metrics,
+            groups=groups, group_names=names, waiting=data.waiting, own_code=self.own_code, encoding=data.encoding,
             source=self.source(labels=not records.y.is_floating_point()),
         )  # fmt: skip
         return task if self.half is None else self.half.of(task)
@@ -98,9 +125,9 @@ class TaskSpec:
     def _groups(self, data: Dataset, cut: Partitioner) -> Ints:
         """Return the natural client of every record, counted in the order of `silos`."""
         if data.groups is None:
-            raise ConfigError("names of silos, and data without natural silos", "values in a list, without names")
+            raise ConfigError("names of silos for data without natural silos", "values in a list, without names")
         if not isinstance(cut, Natural) or cut.clients is not None or not data.names:
-            raise ConfigError("names of silos, and a partition that has none", "all natural silos, or no names")
+            raise ConfigError("names of silos with a partition that has none", "all natural silos, or no names")
         check_names(list(self.silos), list(data.names), "[task] silos", "the data")
         place = np.array([self.silos.index(name) for name in data.names])
         return np.asarray(place[np.unique(data.groups, return_inverse=True)[1]], dtype=np.int64)
@@ -139,11 +166,11 @@ class SiloBudget:
 class PrivacySpec:
     """Section [privacy]: delta (default min(population^-1.1, 1e-3)), source of the noise, budgets of clients and silos.
 
-    `client_epsilon` stops the run before a round in which somebody would spend more, to one who sees the cohort.
-    `silos` gives every silo its own budget and delta, by name, or in order where silos have no names; a round that
-    would cost one more is not run. `ledger` is a file that all runs on the same data are charged to, before the first
-    round; `dataset` is the name that the data have in it. `selected` is what `sordino tune --private` writes: the run
-    is the best of many, and is accounted so.
+    `client_epsilon` stops the run before a round in which some client would exceed it, against an adversary who sees
+    the cohort. `silos` gives every silo its own budget and delta, by name, or in order if silos have no names; a round
+    that would exceed one of them is not run. `ledger` is a file to which all runs on the same data are charged before
+    their first round; `dataset` is the name of the data in it. `selected` is written by `sordino tune --private`: the
+    run is the best of many trials, and is accounted as such.
     """
 
     delta: float | None = None
@@ -184,13 +211,15 @@ class FederationSpec:
     `silos` are the names under which nodes are registered, in the order in which the plan counts its clients. A round
     of fewer than `quorum` reports (default: all that it asks) is asked again, `tries` times in all, each `timeout`
     seconds long. The server has no records: `inputs` and `classes` say what the model reads and tells apart (0: a
-    number), and `test` names a file of public rows (.npz with x and y), if there is one.
+    number; default: 2), unless [task.options] declares the columns of a table. `test` names a file of public rows, if
+    there is one: an .npz with x and y, or a table. `simulated`: all silos' rows are those of [task], on this machine.
     """
 
     silos: tuple[str, ...]
     inputs: tuple[int, ...] = ()
-    classes: int = 2
+    classes: int | None = None
     test: str | None = None
+    simulated: bool = False
     quorum: int | None = None
     timeout: float = 60.0
     tries: int = 3

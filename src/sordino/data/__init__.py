@@ -1,4 +1,4 @@
-"""Data sets by name, partitions of them, and checks of model, loss and records before training; `task` builds on it."""
+"""Data sets by name, their partition into clients, and checks of model, loss and records before training."""
 
 from __future__ import annotations
 

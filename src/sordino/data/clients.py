@@ -6,9 +6,9 @@ a record become rows of one tensor, x [n, fields, T] of integers, padded on the 
 (pixel_values) is x itself, and `labels` are y. `NamedFieldsModel` passes them to the model by name.
 
     field          is padded with
-    input_ids      pad, the tokenizer's id; any number will do, for the attention_mask hides it
-    labels         -100, which costs nothing
-    any other      0; where a record is padded and there is no attention_mask, one is made
+    input_ids      pad, the tokenizer's id; its value has no effect, since the attention_mask hides it
+    labels         -100, which the loss ignores
+    any other      0; if a record is padded and has no attention_mask, one is made
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ Columns = dict[str, list[Tensor]]  # by field, one tensor per record
 class NamedFieldsModel(nn.Module):
     """Wraps a model that takes named inputs as a function of one tensor that returns the logits.
 
-    A causal model's logits of the last token have no label and are left out; y begins with the second token.
+    Of a causal model the last token's logits are dropped, since they have no label; y begins with the second token.
     `public` is the publishable part of a record's shape: for sequences the length that the caller gave, since the
     longest length depends on private records; None: the shape of every record is public.
     """
@@ -308,7 +308,7 @@ def _field_names(tables: Sequence[tuple[Columns, str]]) -> tuple[str, ...]:
 
 
 def _stacked(column: Sequence[Tensor], fill: int, length: int, where: str) -> Tensor:
-    """Return [n, length] for sequences, padded; [n, ...] for anything else."""
+    """Return a column as one tensor: [n, length] for sequences, padded with `fill`; [n, ...] for other fields."""
     if not column:
         return torch.empty(0, length, dtype=torch.int64)
     if column[0].dim() == 1 and length:

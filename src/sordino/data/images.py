@@ -91,7 +91,7 @@ def _dtype(spec: str | bytes, *_: Any) -> np.dtype[Any]:
 
 
 class ArraysOnly(pickle.Unpickler):
-    """Unpickles NumPy arrays and nothing else, so that an archive cannot run code."""
+    """Unpickler that accepts NumPy arrays only, so that an archive cannot run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
@@ -242,8 +242,8 @@ def mnist_writers() -> Dataset:
 def femnist() -> Dataset:
     """Load 62 handwritten characters; the groups are the writers, each with training and test images. White is 1.
 
-    The packed subset of 105 writers where the data folder has it; else as many writers, by name, of LEAF's own files
-    (other writers, and another split: figures come near, not out the same).
+    It is the packed subset of 105 writers if the data folder has it; else as many writers of LEAF's own files, which
+    are other writers with another split, so that results are similar but not equal.
     """
     if find_source(FEMNIST) is None and leaf_folder() is not None:
         return femnist_leaf(writers=105, least=100)
@@ -266,7 +266,7 @@ def cifar10() -> Dataset:
 
 
 def _tiles(webp: bytes) -> Array:
-    """Return the 100x100 images of a sheet, [10000, 3, 32, 32]."""
+    """Return the images of a WebP sheet of 100 x 100 tiles, [10000, 3, 32, 32]."""
     from PIL import Image
 
     with Image.open(io.BytesIO(webp)) as image:

@@ -1,7 +1,7 @@
 """Public weights of a model: files of initial weights, frozen parameters, and the earlier runs behind them.
 
-Further training reports what all earlier runs cost together. A trained module carries its runs in an attribute, which
-deepcopy and pickle keep and state_dict does not show. Within one process every released tensor is identified by its
+Further training reports the composed cost of all earlier runs. A trained module stores its runs in an attribute, which
+deepcopy and pickle keep and state_dict does not contain. Within one process every released tensor is identified by its
 hash, so weights that went through a state_dict, or into a larger model, are recognised too. model.safetensors has the
 runs in its metadata, and certificate.json beside it exactly. Nothing here is private: hashes are of released weights;
 the hash of the data has a key (`DataMark`). What initial or frozen weights were trained on is not protected by the run:
@@ -188,7 +188,7 @@ def runs_of_model(model: nn.Module, records: Sequence[Tensor] = (), others: Runs
 
 
 def attach_lineage(model: nn.Module, runs: Runs, note: str = "") -> None:
-    """Attach its runs to a module."""
+    """Store a module's runs (its lineage) in an attribute of the module."""
     setattr(model, ATTRIBUTE, Lineage(runs, note))
 
 

@@ -1,4 +1,4 @@
-"""Metrics of a released model on public test records, which cost no epsilon. Called by `task` and the configuration.
+"""Metrics of a released model on public test records, at no privacy cost. Called by `task` and the configuration.
 
 Loss, accuracy and balanced accuracy follow from sums over records, so parts of a test set can be added:
 
@@ -149,7 +149,7 @@ class Predictions:
 
     @property
     def one_vs_rest(self) -> tuple[Array, Array]:
-        """Each class against the rest: whether it is present, [k, classes], and its score."""
+        """Binary targets of each class against the rest, [k, classes], and the scores of the classes."""
         present, scores = self.labels, self.outputs
         if has_class_scores(scores, present):
             counted = present != IGNORED
@@ -193,7 +193,9 @@ def _each_class(seen: Predictions, name: str, score: str, each: bool) -> dict[st
 
 @dataclass(frozen=True)
 class Auc(Metric, kind="auc"):
-    """Area under the ROC curve; for several classes (each against the rest) or labels the mean; `each`: every one."""
+    """Area under the ROC curve; for several classes (each against the rest) or labels, their mean; with `each`, all
+    of them.
+    """
 
     each: bool = False
 
@@ -232,7 +234,7 @@ class F1(Metric, kind="f1"):
 
 @dataclass(frozen=True)
 class TokenAccuracy(Metric, kind="token_accuracy"):
-    """Share of tokens that are predicted, without padding; equals `accuracy` of sequences."""
+    """Share of tokens predicted correctly, without padding; equals `accuracy` for sequences."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
         return {self.called: _score("accuracy_score", *seen.pairs)}

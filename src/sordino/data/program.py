@@ -1,4 +1,4 @@
-"""Model and loss in the form that runs: graphs captured on synthetic records, before any real one. Called by `task`.
+"""Model and loss of a task in executable form: graphs captured on synthetic records. Called by `task`.
 
     code                                      runs as      grade
     layers of torch.nn, losses of Sordino     itself       by construction: none of it is the user's own
@@ -6,8 +6,8 @@
     what no graph can be captured of          itself       own code, trusted: only with `own_code = "trusted"`
 
 With one client as the unit, a graph is enough: the client's message is a function of the client's own data. With one
-record as the unit, no record may influence another's loss: read off the operations (`sordino.graph.flow`), or the graph
-runs once for each record. Below are the checks that model, loss and records fit together.
+record as the unit, no record may influence another's loss: this is proved from the operations (`sordino.graph.flow`),
+or the graph runs once for each record. Other functions check that model, loss and records fit together.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class GraphForward:
 @codec.hides_values
 @dataclass(frozen=True)
 class GraphLoss(Loss):
-    """User's loss as captured graphs; slope and envelope only where they treat records independently."""
+    """User's loss as captured graphs; it has a slope and an envelope only if these treat records independently."""
 
     own: Loss
     values: Traced
@@ -176,7 +176,7 @@ class Program:
         return found
 
     def of(self, unit: Unit) -> OwnCode:
-        """Return grade and reason of the proof that units stay separate; refuse code without one."""
+        """Return the result of the independence check for this privacy unit; refuse code that does not pass."""
         if self.trusted:
             return OwnCode(TRUSTED, "Python code of the user's own ran on the records, and the user vouches for it")
         self.check(unit)
@@ -305,7 +305,7 @@ class Program:
 
 
 def capture_error(what: str, why: str) -> PlanError:
-    """Return the error for code that no graph can be captured of."""
+    """Return the error for code of which no graph can be captured."""
     return PlanError("own code", f"{what} that no graph can be captured of ({why})", _NEEDED, _FIX)
 
 
@@ -348,7 +348,8 @@ def trial_outputs(model: nn.Module, x: Tensor) -> Any:
 def check_loss(loss: Loss, outputs: Any, y: Tensor, name: str = "a loss") -> None:
     """Refuse a loss that does not return one value per record, or whose declared slope is not its derivative.
 
-    Clipping would bound another gradient than the one that is sent; the envelope of a huge beta is the slope too.
+    With a wrong slope, clipping would bound another gradient than the one that is sent. The envelope is checked at a
+    huge beta, where it equals the slope.
     """
     try:
         values = loss.value(outputs, y)

@@ -22,11 +22,12 @@ from sordino.codec import Part
 from sordino.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from sordino.data.tables import PendingColumn
+    from sordino.data.tables import Encoding, PendingColumn
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 MOST_CLASSES = 1_000_000
+NO_ROW = -100  # label of a row that a person does not have: IGNORED of the losses, which cost nothing
 
 
 @codec.hides_values
@@ -35,7 +36,7 @@ class Dataset:
     """Training and test records, and the natural client of each where the data has one."""
 
     x: Array  # float32 [n, ...], or int64 [n, length] for text
-    y: Array  # int64 labels or float32 targets, [n]
+    y: Array  # int64 labels or float32 targets, [n]; [n, rows] where a record is a person with several rows
     test_x: Array  # of no record where nothing was declared public
     test_y: Array
     groups: Ints | None = None  # natural client of each training record, [n]
@@ -45,17 +46,20 @@ class Dataset:
     offsets: Ints | None = None  # of memory-mapped records, in the order of their clients: not read, not checked
     names: tuple[str, ...] = ()  # of the natural clients, in the order of their numbers, where they have names
     waiting: tuple[PendingColumn, ...] = ()  # coordinates of x that are scaled once a noised histogram is released
+    encoding: Encoding | None = None  # of a table: what its coordinates mean
+    rows: int = 1  # rows of a record: more than one where all rows of a person are one record
     name: str = ""
     description: str = ""
     licence: str = ""
 
 
 def without_test(
-    x: Array, y: Array, groups: Ints | None = None, classes: int | None = None, names: tuple[str, ...] = ()
-) -> Dataset:
-    """Return a data set without public test records."""
-    x, y = check_records(x, y, groups, classes)
-    return Dataset(x=x, y=y, test_x=x[:0], test_y=y[:0], groups=groups, classes=classes, names=names)
+    x: Array, y: Array, groups: Ints | None = None, classes: int | None = None, names: tuple[str, ...] = (),
+    rows: int = 1,
+) -> Dataset:  # fmt: skip
+    """Return a data set without public test records; `rows` is the number of rows of a record."""
+    x, y = check_records(x, y, groups, classes, rows=rows)
+    return Dataset(x=x, y=y, test_x=x[:0], test_y=y[:0], groups=groups, classes=classes, names=names, rows=rows)
 
 
 def fixed_order(n: int) -> Ints:
@@ -67,13 +71,14 @@ def fixed_order(n: int) -> Ints:
 
 
 def hold_out(
-    x: Array, y: Array, groups: Ints | None = None, classes: int | None = None, unit: float = 1.0, share: float = 0.2
-) -> Dataset:
+    x: Array, y: Array, groups: Ints | None = None, classes: int | None = None, unit: float = 1.0, share: float = 0.2,
+    rows: int = 1,
+) -> Dataset:  # fmt: skip
     """Return a data set whose test records are the last `share` of the fixed order, within every group.
 
     The records are checked before they are reordered, so that an error names the record as the file numbers it.
     """
-    x, y = check_records(x, y, groups, classes)
+    x, y = check_records(x, y, groups, classes, rows=rows)
     order = fixed_order(len(y))
     parts = [order] if groups is None else [order[groups[order] == g] for g in np.unique(groups)]
     cuts = [len(part) - int(len(part) * share) for part in parts]
@@ -82,7 +87,7 @@ def hold_out(
     owners, test_owners = (None, None) if groups is None else (groups[train], groups[test])
     return Dataset(
         x=x[train], y=y[train], test_x=x[test], test_y=y[test], groups=owners, test_groups=test_owners, classes=classes,
-        target_unit=unit,
+        target_unit=unit, rows=rows,
     )  # fmt: skip
 
 
@@ -108,11 +113,12 @@ def with_public_fraction(data: Dataset, path: str | Path, fraction: float | None
         fix = "0.2 declares a fifth of the rows public"
         raise ConfigError(f"public_test_fraction = {fraction!r}", "a share of the rows between 0 and 1", fix)
     with name_file(path):
-        held = hold_out(data.x, data.y, data.groups, data.classes, share=fraction)
+        held = hold_out(data.x, data.y, data.groups, data.classes, share=fraction, rows=data.rows)
         if not len(held.test_y):
             found = f"{len(data.y)} records, of which {fraction:g} of every group is none"
             raise DataError(found, "at least one public test record", "raise public_test_fraction, or drop it")
-    return replace(held, names=data.names, target_unit=data.target_unit, waiting=data.waiting)
+    held = replace(held, names=data.names, target_unit=data.target_unit)
+    return replace(held, waiting=data.waiting, encoding=data.encoding)
 
 
 @contextmanager
@@ -160,21 +166,24 @@ def select_records(data: Dataset, train: int | None, test: int | None, validatio
     test_groups = None if data.test_groups is None else data.test_groups[:test]
     x, y, test_x, test_y = data.x[:train], data.y[:train], data.test_x[:test], data.test_y[:test]
     if not lazy:
-        x, y = check_records(x, y, groups, data.classes)
+        x, y = check_records(x, y, groups, data.classes, rows=data.rows)
     if len(test_x) or len(test_y):
-        test_x, test_y = check_records(test_x, test_y, test_groups, data.classes, "test_")
+        test_x, test_y = check_records(test_x, test_y, test_groups, data.classes, "test_", data.rows)
     if x.shape[1:] != test_x.shape[1:]:
         found = f"training records of shape {x.shape[1:]}, test records of {test_x.shape[1:]}"
         raise DataError(found, "training and test records of the same shape")
     return replace(data, x=x, y=y, groups=groups, test_x=test_x, test_y=test_y, test_groups=test_groups)
 
 
-def check_records(x: Array, y: Array, groups: Ints | None, classes: int | None, part: str = "") -> tuple[Array, Array]:
+def check_records(
+    x: Array, y: Array, groups: Ints | None, classes: int | None, part: str = "", rows: int = 1
+) -> tuple[Array, Array]:
     """Return x and y in their final types; refuse unequal lengths, labels out of range, NaN and infinity.
 
-    Pixels (uint8) are divided by 255, their public range. `part` is "" or "test_", for the names in errors.
+    Pixels (uint8) are divided by 255, their public range. `part` is "" or "test_", for the names in errors. Records of
+    several `rows` have a label per row; a row that is not there has the label -100.
     """
-    if x.ndim < 2 or y.ndim != 1:
+    if x.ndim < 2 or y.ndim != (1 if rows == 1 else 2):
         raise DataError(f"{part}x of shape {x.shape} and {part}y of shape {y.shape}", "x [n, ...] and y [n]")
     lengths = {"x": len(x), "y": len(y)} | ({} if groups is None else {"groups": len(groups)})
     if len(set(lengths.values())) > 1:
@@ -188,7 +197,7 @@ def check_records(x: Array, y: Array, groups: Ints | None, classes: int | None, 
         if y.dtype.kind not in "iu":
             fix = "store it as int64, or leave classes out for regression"
             raise DataError(f"{part}y of type {y.dtype}", "integer labels", fix)
-        wrong = np.flatnonzero((y < 0) | (y >= classes))
+        wrong = np.flatnonzero(((y < 0) | (y >= classes)) & ((rows == 1) | (y != NO_ROW)))
         if len(wrong):
             found = f"label {y[wrong[0]]} in {part}y, record {wrong[0]}"
             raise DataError(found, f"labels from 0 to {classes - 1}")
@@ -224,7 +233,7 @@ def _finite_float32(values: Array, label: str) -> Array:
 @codec.hides_values
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Partition in compressed rows: client i holds the records index[offsets[i]:offsets[i+1]]."""
+    """Result of a partition: client i holds the records index[offsets[i]:offsets[i+1]]."""
 
     index: Ints  # [records assigned]
     offsets: Ints  # [population + 1], from 0 to len(index)
@@ -261,7 +270,7 @@ class Partitioner(Part):
 
 @dataclass(frozen=True, slots=True)
 class Iid(Partitioner, kind="iid"):
-    """Records at random; sizes differ by at most one."""
+    """Random partition into clients whose sizes differ by at most one."""
 
     clients: int
 
@@ -314,7 +323,9 @@ class Dirichlet(Partitioner, kind="dirichlet"):
 
 @dataclass(frozen=True, slots=True)
 class Shards(Partitioner, kind="shards"):
-    """Records sorted by label, cut into clients * per_client shards, dealt at random (McMahan et al., 2017)."""
+    """Partition into shards: records sorted by label, cut into clients * per_client shards, dealt at random (McMahan
+    2017).
+    """
 
     clients: int
     per_client: int = 2
@@ -330,7 +341,7 @@ class Shards(Partitioner, kind="shards"):
 
 @dataclass(frozen=True, slots=True)
 class SortedTarget(Partitioner, kind="sorted_target"):
-    """Silos by sorted target, as in regression on charges or interest rates: the most heterogeneous equal silos."""
+    """Partition into equal silos by sorted target (the most heterogeneous one), as for charges or interest rates."""
 
     clients: int
 
@@ -341,7 +352,9 @@ class SortedTarget(Partitioner, kind="sorted_target"):
 
 @dataclass(frozen=True, slots=True)
 class Natural(Partitioner, kind="natural"):
-    """Real groups of the data: writers, roles, hospitals. `clients` of them at random, or all."""
+    """Partition by the natural groups of the data (writers, roles, hospitals): all of them, or `clients` random
+    ones.
+    """
 
     clients: int | None = None
 
@@ -365,7 +378,7 @@ class Natural(Partitioner, kind="natural"):
 
 
 def _random_then_sorted(key: Array, rng: np.random.Generator) -> Ints:
-    """Return the order that sorts `key`, ties at random."""
+    """Return the permutation that sorts `key`, with ties in random order."""
     shuffled = rng.permutation(len(key)).astype(np.int64)
     return shuffled[np.argsort(key[shuffled], kind="stable")]
 

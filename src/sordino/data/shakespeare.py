@@ -1,8 +1,8 @@
 """LEAF's data sets: Shakespeare's roles as clients (from Gutenberg's text of 1994), and the whole FEMNIST.
 
-A play begins at a line "by William Shakespeare", its title stands two to seven lines above. Two blanks, a name and a
-full stop begin a speech, four blanks continue it; The Comedy of Errors is printed without them. A role is a client if
-it has three lines or more and more than 80 characters. Sonnets, contents and what comes after the plays are left out.
+A play begins at a line "by William Shakespeare", with its title two to seven lines above. Two blanks, a name and a full
+stop begin a speech, four blanks continue it; The Comedy of Errors is printed without them. A role is a client if it has
+at least three lines and more than 80 characters. Sonnets, contents and the text after the plays are omitted.
 FEMNIST is read as LEAF's script writes it: JSON files of users with their images. Called by `datasets` and `images`.
 """
 

@@ -8,25 +8,40 @@ Every row is private unless the user declares otherwise. What is public of a col
     missing = 0                              # public: stands for no value
     [task.options.columns.state]
     categories = ["CA", "NY", "other"]       # public: one coordinate each; "other" takes whatever is not named
+    [task.options.columns.admitted]
+    date = "2010-01-01"                      # public: a date is the number of days since this one
+    range = [0, 7000]
 
-Nothing is computed from the rows. A range or an imputation that is not known publicly is read off a histogram released
-with noise, which costs epsilon (`quantiles`, `missing = "median"`); until its release the column is held as its share
-of a public range.
+Columns are read in the order of their declarations, whatever the order in a file: `Encoding` is what all silos of a
+federation must agree on, compared by its digest; how a site writes its file (`format`) is its own matter. With
+`person = { column = "patient", rows = 3 }` all rows of one person are one record, and one clip bounds them together.
+Nothing is computed from the rows without noise. A range or an imputation that is not public is computed from a noised
+histogram, which costs epsilon (`quantiles`, `missing = "median"`); before its release the column is stored as its
+position in a public range.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from sordino import codec
-from sordino.data.files import MISSING, PARQUET, TextTable, read_table, table_header
-from sordino.data.records import Array, Dataset, check_classes, check_public_source, with_public_fraction, without_test
+from sordino.data.files import PARQUET, CsvFormat, TextTable, read_table, table_header
+from sordino.data.records import (
+    NO_ROW,
+    Array,
+    Dataset,
+    check_classes,
+    check_public_source,
+    with_public_fraction,
+    without_test,
+)
 from sordino.errors import ConfigError, DataError, brief_repr
 
 if TYPE_CHECKING:
@@ -37,6 +52,7 @@ MOST_FILES = 100_000
 OTHER = "other"  # the category of every value that is not declared
 ZEROS = "zeros"  # missing = "zeros": a missing category is all zeros
 FROM_HISTOGRAM = ("mean", "median")  # imputations that are read off a histogram
+MOST_ROWS = 1000  # of one person
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +67,25 @@ class HistogramSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """Public declarations of one column of a table. The default: numbers, none missing, not scaled."""
+    """Public declarations about one column of a table; by default it has numbers, none missing, not scaled."""
 
     range: tuple[float, float] | None = None
     categories: tuple[str, ...] = ()
     missing: Any = None  # a number or a category; "category"; "zeros"; "mean" or "median" of a histogram; None: refused
     quantiles: tuple[float, float] | None = None  # the range, read off a histogram
     histogram: HistogramSpec | None = None
+    map: dict[str, str] = field(default_factory=dict)  # words of the files and what they stand for; "" is no value
+    date: str | None = None  # ISO date: the column holds dates, read as days since this one
+    absent: Any = None  # value of every row of a file without this column; "missing": as if each were missing
+
+    @property
+    def origin(self) -> datetime:
+        """The date that dates of this column are counted from."""
+        return datetime.fromisoformat(str(self.date))
+
+    def token(self, word: str) -> str:
+        """Return what a word of a file stands for."""
+        return self.map.get(word, word)
 
     @property
     def flagged(self) -> bool:
@@ -82,7 +110,7 @@ class Column:
 
 
 def column_declarations(columns: Any, ranges: Mapping[str, Any] | None = None) -> dict[str, Column]:
-    """Read the columns of `[task.options.columns]`, and those of `ranges`, which is short for their ranges."""
+    """Read the column declarations of `[task.options.columns]` and of `ranges`, the short form for public ranges."""
     place = "task.options.columns"
     if columns is not None and not isinstance(columns, Mapping):
         raise ConfigError(f"{place} = {brief_repr(columns)}", "a table by columns", f"write [{place}.NAME]")
@@ -101,13 +129,17 @@ def _column(name: str, table: Any, where: str) -> Column:
         words = [str(value) if type(value) in (int, float) else value for value in table["categories"]]
         table = {**table, "categories": [_canonical(word) if isinstance(word, str) else word for word in words]}
     column: Column = codec.read(Column, table, where)
+    if type(column.missing) is int and not column.categories:
+        column = replace(column, missing=float(column.missing))
+    _check_reading(column, where)
     if column.range is not None and not -1e300 <= column.range[0] < column.range[1] <= 1e300:
         raise ConfigError(f"{where}.range = {list(column.range)}", "two numbers, low < high")
     if column.quantiles is not None and not 0.0 <= column.quantiles[0] < column.quantiles[1] <= 1.0:
         raise ConfigError(f"{where}.quantiles = {list(column.quantiles)}", "two levels, 0 <= low < high <= 1")
     if column.histogram is not None:
         column.release(name)  # refuses wrong values
-    given = [field.name for field in fields(column) if field.name != "missing" and getattr(column, field.name)]
+    kinds = [one.name for one in fields(column) if one.name not in ("missing", "map", "absent")]
+    given = [kind for kind in kinds if getattr(column, kind)]
     if column.categories and len(given) > 1:
         fix = "drop one of the two declarations"
         raise ConfigError(f"{where} with {' and '.join(given)}", "a column of categories, or one of numbers", fix)
@@ -126,7 +158,32 @@ def _column(name: str, table: Any, where: str) -> Column:
         found = f"{where} with a histogram, and nothing that is read off it"
         raise ConfigError(found, 'quantiles = [0.01, 0.99], or missing = "median"', "or drop it: it costs epsilon")
     _check_missing(column, f"{where}.missing = {brief_repr(column.missing)}")
+    if column.absent is not None:
+        with_one = TextTable(Path("fed.toml"), (name,), [[_absent_token(column)]])
+        try:
+            encode(with_one, name, column)
+        except DataError as error:
+            found = f"{where}.absent = {brief_repr(column.absent)}"
+            needed = f'{error.needed}, or "missing", which needs a declared missing'
+            raise ConfigError(found, needed) from None
     return column
+
+
+def _absent_token(column: Column) -> str:
+    return "" if column.absent == "missing" else str(column.absent)
+
+
+def _check_reading(column: Column, where: str) -> None:
+    """Refuse a map of other things than words, and an origin that is no date."""
+    wrong = next((one for one in column.map.items() if not all(isinstance(side, str) for side in one)), None)
+    if wrong is not None or (column.date is not None and column.map):
+        found = f"{where}.map = {brief_repr(column.map)}"
+        raise ConfigError(found, "words and what they stand for, of a column without dates", 'map = { male = "M" }')
+    if column.date is not None:
+        try:
+            column.origin.isoformat()
+        except ValueError:
+            raise ConfigError(f"{where}.date = {column.date!r}", 'the date to count from, as "2010-01-01"') from None
 
 
 def _check_missing(column: Column, found: str) -> None:
@@ -155,10 +212,19 @@ def to_unit(values: Array, low: float | Array, high: float | Array) -> Array:
 
 
 def encode(rows: TextTable, name: str, column: Column) -> Array:
-    """Return a column as the model reads it, [n, width]: one-hot categories, or scaled numbers."""
+    """Return a column as the model reads it, [n, width]: one-hot categories, or scaled numbers.
+
+    A file without the column has the declared value `absent` in every row.
+    """
+    if name not in rows.header:
+        one = encode(TextTable(rows.path, (name,), [[_absent_token(column)]]), name, column)
+        return np.repeat(one, len(rows.rows), axis=0)
     if column.categories:
         return _one_hot(rows, name, column)
-    values = rows.numbers(name, missing=column.missing is not None)
+    if column.date is not None:
+        values = rows.dates(name, column.origin, missing=column.missing is not None)
+    else:
+        values = rows.numbers(name, missing=column.missing is not None, words=column.map)
     absent = np.isnan(values)
     constant = float(column.missing) if type(column.missing) in (int, float) else math.nan
     if column.histogram is not None:  # held as the share of a public range, clipped to [0, 1]; missing: -1
@@ -177,9 +243,9 @@ def _one_hot(rows: TextTable, name: str, column: Column) -> Array:
     code = {word: place for place, word in enumerate(column.categories)}
     absent = len(code) if column.flagged or column.missing == ZEROS else code.get(str(column.missing))
     places = []
-    for row, token in enumerate(rows.column(name)):
+    for row, token in enumerate(map(column.token, rows.column(name))):
         place = code.get(token, code.get(_canonical(token)))
-        if place is None and token in MISSING:
+        if place is None and rows.missing(token):
             place, fix = absent, 'declare missing = "category", or one of the categories, for this column'
             if place is None:
                 rows.refuse(name, row, "a missing value", "a category", fix)
@@ -243,6 +309,116 @@ def scale_columns(x: Array, waiting: tuple[PendingColumn, ...], found: Mapping[s
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Person:
+    """Column that names the person of each row; at most `rows` rows of a person are used, the first in the file.
+
+    All of them are one record: a person without further rows, or another person, changes no row of it. So the clip of a
+    record bounds what a whole person contributes, and a guarantee of unit record protects one person.
+    """
+
+    column: str
+    rows: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows <= MOST_ROWS:
+            found = f"person.rows = {self.rows}"
+            raise ConfigError(found, f"the most rows of one person, a public number from 1 to {MOST_ROWS}")
+
+    def records(self, rows: TextTable, owners: list[str]) -> list[list[int]]:
+        """Return the rows of each record: a person within one silo, in the order of first appearance."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for row, (owner, token) in enumerate(zip(owners, rows.column(self.column), strict=True)):
+            if rows.missing(token):
+                rows.refuse(self.column, row, "a row without a person", "the person of every row")
+            mine = found.setdefault((owner, token), [])
+            if len(mine) < self.rows:
+                mine.append(row)
+        return list(found.values())
+
+
+def stacked(values: Array, records: list[list[int]], rows: int, fill: float) -> Array:
+    """Return the rows of records as [n, ...] for one row each, else as [n, rows, ...], filled up with `fill`."""
+    if rows == 1:
+        return values[[record[0] for record in records]]
+    made = np.full((len(records), rows, *values.shape[1:]), fill, dtype=values.dtype)
+    for place, record in enumerate(records):
+        made[place, : len(record)] = values[record]
+    return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """What the coordinates of x and the values of y mean: columns in order, target, classes and person.
+
+    Silos that train one model must have equal ones. It is all public: nothing of it is read from rows.
+    """
+
+    names: tuple[str, ...]  # of the columns, in the order of the coordinates
+    columns: tuple[Column, ...]
+    target: str
+    target_column: Column = field(default_factory=Column)
+    classes: int | None = None
+    words: tuple[str, ...] = ()
+    person: Person | None = None
+
+    @property
+    def sha256(self) -> str:
+        return codec.digest(self)
+
+    @property
+    def width(self) -> int:
+        """Number of coordinates of one row."""
+        return sum(column.width for column in self.columns)
+
+    def features(self, rows: TextTable) -> Array:
+        """Return the rows as the model reads them, [n, width]."""
+        if not len(rows.rows):
+            raise DataError(f"no row under the header of {rows.path}", "at least one")
+        return np.concatenate([encode(rows, *one) for one in zip(self.names, self.columns, strict=True)], axis=1)
+
+    def targets(self, rows: TextTable) -> Array:
+        """Return labels by their words or numbers, or numbers, scaled if the target has a range."""
+        own, words = self.target_column, self.target_column.map
+        if self.words:
+            code, tokens = {word: place for place, word in enumerate(self.words)}, rows.column(self.target)
+            tokens = [own.token(token) for token in tokens]
+            wrong = next((row for row, token in enumerate(tokens) if token not in code), None)
+            if wrong is not None:
+                found = "a missing label" if rows.missing(tokens[wrong]) else f"label {tokens[wrong][:40]!r}"
+                fix = "add it to classes, or correct the row"
+                rows.refuse(self.target, wrong, found, "one of " + ", ".join(code)[:200], fix)
+            return np.array([code[token] for token in tokens])
+        if self.classes is not None:
+            return rows.labels(self.target, self.classes, words)
+        numbers = rows.numbers(self.target, words=words)
+        return numbers if own.range is None else to_unit(numbers, *own.range)
+
+    def unscaled(self, values: Array) -> Array:
+        """Return predicted numbers in the unit of the target column."""
+        low, high = self.target_column.range or (-1.0, 1.0)
+        return low + (values + 1) * (high - low) / 2
+
+    def differs(self, other: Encoding) -> str:
+        """Return in words the first thing in which another encoding differs; empty if it is equal."""
+        mine, theirs = (dict(zip(one.names, one.columns, strict=True)) for one in (self, other))
+        for name in [*mine, *theirs]:
+            if name not in theirs or name not in mine:
+                return f"column {name!r} is in one of the two only"
+            parts = (
+                one.name for one in fields(Column) if getattr(mine[name], one.name) != getattr(theirs[name], one.name)
+            )
+            part = next(parts, None)
+            if part is not None:
+                here, there = (brief_repr(getattr(side[name], part)) for side in (mine, theirs))
+                return f"{part} of column {name!r} is {here} in one and {there} in the other"
+        for part in (one.name for one in fields(self)):
+            if getattr(self, part) != getattr(other, part):
+                here, there = (brief_repr(getattr(side, part)) for side in (self, other))
+                return f"{part.replace('names', 'order of columns')} is {here} in one and {there} in the other"
+        return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
     """Checked options of a table; no file is opened for them."""
@@ -255,15 +431,35 @@ class TableOptions:
     words: tuple[str, ...]  # of the classes, where they have names
     columns: dict[str, Column]
     ignore: tuple[str, ...]
+    format: CsvFormat
+    person: Person | None
 
     def of(self, name: str) -> Column:
         return self.columns.get(name, Column())
+
+    @property
+    def no_features(self) -> list[str]:
+        """Columns that the model does not read."""
+        return [
+            self.target, *([self.groups] if self.groups else []), *([self.person.column] if self.person else []),
+            *self.ignore,
+        ]  # fmt: skip
+
+    def encoding(self, header: tuple[str, ...] = ()) -> Encoding:
+        """Return the encoding: declared columns in the order of the declarations, then the others of `header`."""
+        out, others = self.no_features, [name for name in header if name not in self.columns]
+        names = tuple(name for name in (*self.columns, *others) if name not in out)
+        return Encoding(
+            names=names, columns=tuple(self.of(name) for name in names), target=self.target,
+            target_column=self.of(self.target), classes=self.classes, words=self.words, person=self.person,
+        )  # fmt: skip
 
 
 def table(
     *, target: str, path: Paths | None = None, files: Paths | list[str] | None = None, groups: str | None = None,
     classes: int | list[str] | None = None, columns: Mapping[str, Any] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None, ignore: list[str] | None = None,
+    format: Mapping[str, Any] | None = None, person: Mapping[str, Any] | None = None,
     test: Paths | None = None, public_test_fraction: float | None = None,
 ) -> Dataset:  # fmt: skip
     """Read tables with a header, .csv or .parquet: column `target` is predicted from all the others.
@@ -271,60 +467,73 @@ def table(
     `path` is one file; `groups` names its column of silos, whose values are their names. Or `files`: a list, a pattern
     ("sites/*.csv") or a folder, a silo each, named after its file. `classes` makes the target a label: how many, or
     their words. `columns` declares what is public of each column: range, categories, missing; `ranges` is short for
-    their ranges, `ignore` names columns to leave out. Test records are declared public: another file `test`, or a fixed
+    their ranges, `ignore` names columns to leave out. `format` says how a .csv is written (`CsvFormat`), `person` which
+    rows are one person's (`Person`). Test records are declared public: another file `test`, or a fixed
     `public_test_fraction` of the rows. Without, there is no test.
     """
-    options = table_options(target, path, files, groups, classes, columns, ranges, ignore, test, public_test_fraction)
+    options = table_options(
+        target, path, files, groups, classes, columns, ranges, ignore, test, public_test_fraction, format, person
+    )
     if not options.paths:
         raise DataError(f"no file for files = {brief_repr(str(files))}", "at least one .csv or .parquet")
-    tables = [read_table(one) for one in options.paths]
-    features = _features(options, [(rows.path, rows.header) for rows in tables])
-    x, y = (np.concatenate(side) for side in zip(*(_xy(options, rows, features) for rows in tables), strict=True))
-    names, owners = options.names, None
+    tables = [read_table(one, options.format) for one in options.paths]
+    encoding = _encoding(options, [(rows.path, rows.header) for rows in tables])
+    sides, owners, most = [], list[list[str]](), 1 if options.person is None else options.person.rows
+    for place, rows in enumerate(tables):
+        mine = _owners(rows, groups) if groups is not None else [str(place)] * len(rows.rows)
+        x, y = encoding.features(rows), encoding.targets(rows)
+        if options.person is not None:
+            records = options.person.records(rows, mine)
+            x, y = stacked(x, records, most, 0.0), stacked(y, records, most, NO_ROW)
+            mine = [mine[record[0]] for record in records]
+        sides.append((x, y))
+        owners.append(mine)
+    x, y = (np.concatenate(side) for side in zip(*sides, strict=True))
+    names, places = options.names, None
     if names:
-        owners = np.repeat(np.arange(len(tables)), [len(rows.rows) for rows in tables])
+        places = np.repeat(np.arange(len(tables)), [len(mine) for mine in owners])
     elif groups is not None:
-        tokens = tables[0].column(groups)
-        empty = next((row for row, token in enumerate(tokens) if token in MISSING), None)
-        if empty is not None:
-            tables[0].refuse(groups, empty, "a row without a silo", "the name of its silo")
-        values, owners = np.unique(np.array(tokens, dtype=str), return_inverse=True)
-        names, owners = tuple(str(name) for name in values), owners.astype(np.int64)
+        values, places = np.unique(np.array(owners[0], dtype=str), return_inverse=True)
+        names, places = tuple(str(name) for name in values), places.astype(np.int64)
     low, high = options.of(target).range or (-1.0, 1.0)
-    starts = np.cumsum([0, *(options.of(name).width for name in features)]).tolist()
-    held = [(name, at, options.of(name)) for name, at in zip(features, starts, strict=False)]
+    starts = np.cumsum([0, *(column.width for column in encoding.columns)]).tolist()
+    held = zip(encoding.names, starts, encoding.columns, strict=False)
     pending = tuple(PendingColumn(at, own, own.release(name)) for name, at, own in held if own.histogram)
-    data = without_test(x, y, owners, options.classes, names)
-    data = replace(data, target_unit=(high - low) / 2, waiting=pending)
+    data = without_test(x, y, places, options.classes, names, most)
+    data = replace(data, target_unit=(high - low) / 2, waiting=pending, encoding=encoding)
     if test is None:
         return with_public_fraction(data, options.paths[0], public_test_fraction)
-    public = read_table(Path(test))
-    _check_columns([target, *features], public.path, public.header)
-    test_x, test_y = _xy(options, public, features)
+    test_x, test_y = encoded_rows(encoding, Path(test), options.format)
     return replace(data, test_x=test_x, test_y=test_y)
 
 
-def _xy(options: TableOptions, rows: TextTable, features: list[str]) -> tuple[Array, Array]:
-    """Return features, and targets: labels by their words or numbers, or numbers, scaled if the target has a range."""
-    if not len(rows.rows):
-        raise DataError(f"no row under the header of {rows.path}", "at least one")
-    x = np.concatenate([encode(rows, name, options.of(name)) for name in features], axis=1)
-    name, span = options.target, options.of(options.target).range
-    if options.words:
-        code, tokens = {word: place for place, word in enumerate(options.words)}, rows.column(name)
-        wrong = next((row for row, token in enumerate(tokens) if token not in code), None)
-        if wrong is not None:
-            found = "a missing label" if tokens[wrong] in MISSING else f"label {tokens[wrong][:40]!r}"
-            rows.refuse(name, wrong, found, "one of " + ", ".join(code)[:200], "add it to classes, or correct the row")
-        return x, np.array([code[token] for token in tokens])
-    if options.classes is not None:
-        return x, rows.labels(name, options.classes)
-    return x, rows.numbers(name) if span is None else to_unit(rows.numbers(name), *span)
+def _owners(rows: TextTable, groups: str) -> list[str]:
+    """Return the silo of every row; a row without one is refused."""
+    tokens = rows.column(groups)
+    empty = next((row for row, token in enumerate(tokens) if rows.missing(token)), None)
+    if empty is not None:
+        rows.refuse(groups, empty, "a row without a silo", "the name of its silo")
+    return tokens
+
+
+def encoded_rows(encoding: Encoding, path: Path, format: CsvFormat | None = None) -> tuple[Array, Array]:
+    """Return x and y of a file's rows, every row a record of its own, in the shape of training records."""
+    rows = read_table(path, format)
+    _check_columns([encoding.target, *_needed(encoding)], rows.path, rows.header)
+    x, y, most = encoding.features(rows), encoding.targets(rows), 1 if encoding.person is None else encoding.person.rows
+    each = [[row] for row in range(len(y))]
+    return stacked(x, each, most, 0.0), stacked(y, each, most, NO_ROW)
+
+
+def _needed(encoding: Encoding) -> list[str]:
+    """Return the columns that a file must have: those without a declared value for files that lack them."""
+    return [name for name, one in zip(encoding.names, encoding.columns, strict=True) if one.absent is None]
 
 
 def table_options(
     target: str, path: Paths | None = None, files: Any = None, groups: str | None = None, classes: Any = None,
     columns: Any = None, ranges: Any = None, ignore: Any = None, test: Any = None, public_test_fraction: Any = None,
+    format: Any = None, person: Any = None,
 ) -> TableOptions:  # fmt: skip
     """Return the checked options of a table."""
     if (path is None) == (files is None):
@@ -351,14 +560,22 @@ def table_options(
             raise ConfigError(found, "at least two words, each once", 'classes = ["no", "yes"]')
     known = column_declarations(columns, ranges)
     own = known.get(target, Column())
-    if own != Column(range=own.range) or (own.range is not None and classes is not None):
+    if own != Column(range=own.range, map=own.map) or (own.range is not None and classes is not None):
         fix = 'labels are declared as classes = ["no", "yes"]'
-        raise ConfigError(f"columns.{target}, which is the target", "its range, if it is a number", fix)
+        raise ConfigError(f"columns.{target}, which is the target", "its range, if it is a number, or a map", fix)
+    whose: Person | None = None if person is None else codec.read(Person, person, "task.options.person")
+    if whose is not None and whose.rows > 1 and (classes is None or any(one.histogram for one in known.values())):
+        what = "a number as the target" if classes is None else "a histogram of a column"
+        found = f"person.rows = {whose.rows} and {what}"
+        raise ConfigError(
+            found, "classes, and columns without histograms, for several rows of a person", "set rows = 1"
+        )
     for one in paths or (Path(),):
         check_public_source(one, test, public_test_fraction=public_test_fraction)
     return TableOptions(
         paths=paths, names=names, target=target, groups=groups, words=words, columns=known, ignore=tuple(ignore or ()),
-        classes=len(words) if listed else check_classes(classes),
+        classes=len(words) if listed else check_classes(classes), person=whose,
+        format=codec.read(CsvFormat, format or {}, "task.options.format"),
     )  # fmt: skip
 
 
@@ -386,21 +603,22 @@ def _listed(files: Any) -> tuple[Path, ...]:
 # ---- headers, before a row is read -----------------------------------------------------------------------------------
 
 
-def _features(options: TableOptions, headers: list[tuple[Path, tuple[str, ...]]]) -> list[str]:
-    """Return the columns that the model reads, in the order of the first header; refuse files with other columns."""
+def _encoding(options: TableOptions, headers: list[tuple[Path, tuple[str, ...]]]) -> Encoding:
+    """Return the encoding of files with these headers; refuse files with other columns."""
     first, header = headers[0]
-    left_out = [options.target, *([options.groups] if options.groups else []), *options.ignore]
-    _check_columns([*left_out, *options.columns], first, header)
-    features = [name for name in header if name not in left_out]
-    if not features:
+    out, encoding = options.no_features, options.encoding(header)
+    if not encoding.names:
         raise DataError(f"no feature column in {first}", "at least one beside the target and the groups")
-    for path, other in headers[1:]:
-        extra = sorted(set(other) - set(left_out) - set(features))
+    for path, other in headers:
+        extra = sorted(set(other) - set(out) - set(encoding.names))
         if extra:
             found = f"column {extra[0][:40]!r} in {path}, which {first} has not"
-            raise DataError(found, "the same columns in all files")
-        _check_columns([options.target, *features], path, other)
-    return features
+            raise DataError(
+                found, "the same columns in all files", "declare it, with absent = ..., or add it to ignore"
+            )
+        wanted = out if path == first else out[: len(out) - len(options.ignore)]
+        _check_columns([*wanted, *_needed(encoding)], path, other)
+    return encoding
 
 
 def _check_columns(names: list[str], path: Path, header: tuple[str, ...]) -> None:
@@ -425,10 +643,11 @@ def preview(given: Mapping[str, Any]) -> TablePreview:
     if absent or not options.paths:
         where = absent[0] if absent else given.get("files")
         return TablePreview(options.names, (f"{where} does not exist here: no column was looked at",))
-    features = _features(options, [(path, table_header(path)) for path in options.paths])
+    encoding = _encoding(options, [(path, table_header(path, options.format)) for path in options.paths])
     if isinstance(test, str | Path) and Path(test).expanduser().exists():
-        _check_columns([options.target, *features], Path(test), table_header(Path(test)))
-    columns = {name: options.of(name) for name in features}
+        header = table_header(Path(test), options.format)
+        _check_columns([options.target, *_needed(encoding)], Path(test), header)
+    columns = dict(zip(encoding.names, encoding.columns, strict=True))
     plain = [name for name, own in columns.items() if own.range is None and not own.histogram and not own.categories]
     if not plain:
         return TablePreview(options.names)
@@ -444,3 +663,9 @@ def preparations(options: Mapping[str, Any]) -> tuple[Histogram, ...]:
     """Return the histograms that a table's columns ask for, in the order of their names."""
     known = column_declarations(options.get("columns"), options.get("ranges"))
     return tuple(known[name].release(name) for name in sorted(known) if known[name].histogram is not None)
+
+
+def declared_encoding(options: Mapping[str, Any]) -> Encoding:
+    """Return the encoding of the declared columns alone, as a server knows it; no file is opened."""
+    own = {key: value for key, value in options.items() if key not in ("train", "validation")}
+    return table_options(**own).encoding()

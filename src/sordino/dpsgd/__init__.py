@@ -1,4 +1,4 @@
-"""DP-SGD in an ordinary PyTorch loop: `make_private`, and the exact clipped gradient per record that it rests on.
+"""DP-SGD in an ordinary PyTorch loop: `make_private`, and exact per-record gradient clipping.
 
 model, optimizer, loader = make_private(model, optimizer, loader, epochs=5, epsilon=2.0)
 for x, y in loader:

@@ -1,4 +1,4 @@
-"""Counts of a private loop's charged steps, in the loop and in its ledger, and the certificate that follows from them.
+"""Counts of a private loop's charged steps, in the loop and in its ledger, and the loop's certificate.
 
     admission   all planned steps at once, before the first noise is drawn, as a run of `sordino run` is admitted
     a block     a range of steps, about `BLOCKS` in a run, cut where an epoch ends: charged before its first step;
@@ -9,7 +9,7 @@ back, saved before a kill) continues from the ledger's count, and steps that are
 
 A certificate file holds certificate, plan and facts. `certify` proves that the numbers follow from the
 plan and the counts in the file. It cannot prove that the loop took no other step, for a loop has no chain of
-charges as the folder of a run does; a signature says who vouches for it. Called by `optimizer`, `runs` and `cli`.
+charges as the folder of a run has; a signature says who vouches for it. Called by `optimizer`, `runs` and `cli`.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ ELSEWHERE = "0" * 32  # process name of the steps that the ledger knows and no c
 class Account:
     """Count of the steps charged so far, by the process that charged them.
 
-    Loading a checkpoint takes the larger count for every process, so neither an older checkpoint nor
-    the join of two diverged ones loses a release. A copy of an account (deepcopy, pickle, fork) counts what
-    it charges under a new name, so joined copies are charged for the steps of both. What this
-    process has charged for a run counts in every account of that run, whatever a checkpoint contains.
+    Loading a checkpoint takes the larger count for every process, so no release is lost by an older checkpoint, or by
+    joining two diverged ones. A copy of an account (deepcopy, pickle, fork) counts its charges under a new process
+    name, so joined copies are charged for the steps of both. Charges of this process count in every account of the run,
+    also if a checkpoint does not contain them.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Account:
         return number
 
     def state(self, **others: Any) -> dict[str, Any]:
-        """Return the count as a record for a checkpoint; the record's checksum also covers the entries `others`."""
+        """Return the count of steps as a record for a checkpoint, with a checksum over the count and `others`."""
         charged_to = {} if self.ledger is None else {"dataset": self.ledger.dataset}
         before = {"earlier": codec.dump(self.earlier)} if self.earlier else {}
         return write_record(self.settings, self.run, self.taken, **charged_to, **before, **others)
@@ -124,11 +124,13 @@ class Account:
         return found
 
     def load(self, state: Any) -> None:
-        """Continue the count of a checkpoint."""
+        """Continue the count of charged steps of a checkpoint, after checking its record."""
         self.accept(read_record(state, self.settings))
 
     def accept(self, record: LoopRecord) -> None:
-        """Continue the count of a checkpoint; take over its run id if this loop has charged no step."""
+        """Continue the count of charged steps of a checked record; take over its run id if this loop has charged no
+        step.
+        """
         taken = self.join(record)
         self.run = self.run if self.steps else record.run
         self.taken = taken
@@ -170,7 +172,10 @@ class LedgerAccount:
     def of(
         cls, ledger: Ledger | str | Path | None, dataset: str | None, settings: Settings, ranks: Ranks = ALONE
     ) -> LedgerAccount | None:
-        """Return the account, or None without a ledger; refuse a loop above the data set's budget. Charges nothing."""
+        """Return the loop's account in the ledger, or None without a ledger; refuse a loop that exceeds the data set's
+        budget.
+
+        Nothing is charged."""
         named = ledger_path(ledger, dataset)
         if named is None:
             return None
@@ -186,7 +191,7 @@ class LedgerAccount:
         return Request(plan.unit, line.relation, _items(line.entries), plan.hash)
 
     def charge(self, run: str, step: int) -> None:
-        """Charge the block of a step once for all ranks, unless charged already; raise `BudgetError` if refused."""
+        """Charge the block of steps that contains `step`, once for all ranks; raise `BudgetError` if it is refused."""
         if step not in self.unused:
             block = self._block(step)
             self.ranks.once(lambda: self._charge(run, block))
@@ -203,14 +208,14 @@ class LedgerAccount:
     def known_steps(self, *runs: str) -> int:
         """Return the number of steps that the ledger has charged to these runs and that may have been taken.
 
-        Steps are charged in blocks; steps of the current block that this process has not taken yet are left out.
+        Steps are charged in blocks; steps of the current block that this process has not taken yet are not counted.
         """
         with Ledger.open(self.path) as ledger:
             charged = [entry for run in runs for entry in _charges(ledger, run).items()]
         return sum(_length(job) * times for job, times in charged) - len(self.unused)
 
     def statement(self, run: str) -> Statement | None:
-        """Return what the ledger has charged to the data set in total; None before this loop's first charge."""
+        """Return all charges of the ledger to the data set; None before this loop's first charge."""
         with Ledger.open(self.path) as ledger:
             return ledger.statement(run=run) if _charges(ledger, run) else None
 
@@ -250,7 +255,7 @@ class LedgerAccount:
         return range(start, min(start + self._width, first + self._span, end))
 
     def _not_charged(self, ledger: Ledger, run: str, steps: int) -> list[range]:
-        """Return blocks of steps taken before the loop had this ledger, which are not charged in it."""
+        """Return the blocks of steps that were taken before the loop used this ledger and are not charged in it."""
         charged, found, start = _charges(ledger, run), list[range](), 0
         known = sum(_length(job) * times for job, times in charged.items())
         while known < steps and start < steps:
@@ -262,7 +267,9 @@ class LedgerAccount:
         return found
 
     def _cost(self, steps: int) -> tuple[Item, ...]:
-        """Return the cost of steps beyond the planned ones; correlated noise allows no such step (`_refuse_again`)."""
+        """Return the cost of `steps` steps beyond the planned ones, which correlated noise does not allow
+        (`_refuse_again`).
+        """
         if self.settings.plan.release.correlated:
             return ()
         return _items(self.settings.plan.cost(Participation(steps, steps)).line("models").entries)
@@ -360,12 +367,12 @@ def certify(path: Path) -> SavedCertificate:
         plan: Plan = codec.read(Plan, stored["plan"], "plan")
         facts: Facts = codec.read(Facts, stored["facts"], "facts")
     except (ValueError, KeyError, TypeError, RecursionError, UserError) as error:
-        raise CertificateError(name, f"{name} is not what a private loop saves ({error})") from None
+        raise CertificateError(name, f"{name} cannot be read as the certificate of a private loop ({error})") from None
     if facts.loop is None:
         raise CertificateError(name, f"{name} is not the certificate of a private loop")
     line = run_cost(plan, facts).line("models")
     if facts.ledger is not None and not facts.ledger.covers(tuple(Item(*entry) for entry in line.entries if entry[1])):
-        raise CertificateError(name, f"{name} certifies a cost above what its ledger was charged")
+        raise CertificateError(name, f"{name} certifies a larger cost than its ledger was charged")
     computed = _content(plan, facts)
     compare_text(stored, text, computed, name)
     return SavedCertificate(plan, facts, computed["certificate"])

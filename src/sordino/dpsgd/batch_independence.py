@@ -1,12 +1,12 @@
-"""Tests that a model's output for a record does not depend on the other records of the batch. Tests, not a proof.
+"""Tests (not a proof) that a model's output for a record does not depend on the other records of the batch.
 
 The proof is the model's graph (`sordino.graph`). These tests are for code without a graph, which its user vouches for,
 and for `ClippedGradient`: some records run once in the whole batch and once in a small batch, with torch's random
 numbers frozen, and f(batch)[some] is compared with f(batch[some]). Where they agree, the clipped sum with a record and
 without it differ by that record's own clipped gradient, so by at most the clip norm.
 
-A model is checked at its first batch, there also with perturbed parameters, so that mixing behind a weight of zero
-shows, and in later batches chosen by random numbers that the model cannot read: half a percent of the work. Layers
+A model is checked at its first batch, also with perturbed parameters (so that a weight of zero hides no mixing), and in
+later batches chosen by random numbers that the model cannot read, which takes half a percent of the work. Layers
 that are known to mix the records of a batch are refused before training.
 """
 
@@ -43,7 +43,7 @@ _aten = torch.ops.aten
 
 
 class FrozenRng(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Torch mode in which random numbers are constants: uniform draws 0.5, Bernoulli draws 1, indices smallest.
+    """Torch mode in which random numbers are constants: uniform draws are 0.5, Bernoulli draws 1, indices the smallest.
 
     Dropout keeps every entry, and a random permutation becomes a shift by one, so that mixing by permutation is found.
     """
@@ -85,7 +85,7 @@ def frozen_rng(random: bool = True) -> Iterator[None]:
 class BatchPass:
     """One forward pass over a batch of `size` records, which can be repeated for some of them.
 
-    `records` says which leaves of `inputs` have one slice for each record; without it those of length `size`.
+    `records` marks the tensors of `inputs` with one slice per record; by default those of length `size`.
     """
 
     forward: Forward
@@ -95,7 +95,9 @@ class BatchPass:
     records: Sequence[bool] | None = None
 
     def gap(self, some: Tensor) -> tuple[float, bool]:
-        """Return the relative distance of some records' outputs in the batch and alone, and if the pass was random."""
+        """Return the relative distance of some records' outputs in the batch and alone, and whether the pass drew
+        random numbers.
+        """
         together, drew = self._values(self.inputs, self.size, some)
         try:
             alone, _ = self._values(self.few(some).inputs, len(some), torch.arange(len(some)))
@@ -106,7 +108,7 @@ class BatchPass:
         return relative_distance(together, alone), drew
 
     def repeats(self) -> bool:
-        """Return whether the pass gives the same outputs twice (not so with random numbers other than torch's)."""
+        """Return whether the pass gives the same outputs twice, which random numbers other than torch's prevent."""
         first, second = (self._values(self.inputs, self.size, torch.arange(self.size))[0] for _ in range(2))
         return relative_distance(first, second) <= ROUNDING
 
@@ -176,8 +178,8 @@ def mixing_error() -> PlanError:
     return PlanError(
         "mixing",
         "a model whose output for one record depends on the other records of the batch",
-        "layers and losses that keep the records of a batch apart",
-        "normalise within a record, as nn.GroupNorm and nn.LayerNorm do, and compare no record with another in forward",
+        "layers and losses that compute each record independently of the others",
+        "normalise within a record, as nn.GroupNorm and nn.LayerNorm do, and use no other record in forward",
     )
 
 
@@ -223,7 +225,9 @@ class IndependenceChecks:
         return whole
 
     def compare(self, batch: BatchPass, count: int) -> None:
-        """Refuse outputs of `count` records that depend on the batch; `UnrecordableError` if outputs do not repeat."""
+        """Refuse a model whose outputs for `count` records depend on the batch; `UnrecordableError` if outputs do not
+        repeat.
+        """
         some = self._subset(batch.size, count)
         gap, drew = replace(batch, random=self.random).gap(some)
         if drew and not self.random:
@@ -261,13 +265,15 @@ class IndependenceChecks:
 
 
 def refuse_mixing(model: nn.Module) -> None:
-    """Raise where a layer mixes the records of a batch: clipping a record would not bound its influence."""
+    """Refuse a model with a layer that mixes the records of a batch: clipping a record would not bound its
+    influence.
+    """
     for name, module in model.named_modules():
         why = _mixes(module)
         if why is not None:
             found, fix = why
             where = f"layer '{name}'" if name else "the model"
-            raise PlanError("mixing", f"{where}, {found}", "layers that keep the records of a batch apart", fix)
+            raise PlanError("mixing", f"{where}, {found}", "layers that keep the records of a batch independent", fix)
 
 
 def has_mixing_layer(model: nn.Module) -> bool:

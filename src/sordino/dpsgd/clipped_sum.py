@@ -1,10 +1,10 @@
 """Clipped sum of per-record gradients, sum_j g_j min(1, C / ||g_j||), from recorded layers or for any module.
 
-One norm over all parameters, or one for each `ClipGroup` of them. Fast norms decide for almost every record; a record
-whose fast norm is not precise enough (huge, not finite, or cancelled in float32 by more than the slack) is materialised
-and measured again. A record whose gradient is not finite counts as zero in all groups; its norm stays visible as inf or
-nan. Called by `optimizer` (`clipped_sum`, `CheckedForward`), and by the engines: `ClippedGradient` takes any module and
-any loss with one value per record.
+The norm is over all parameters, or over each `ClipGroup` of them. Fast norms are used for almost every record; if the
+fast norm of a record is not precise enough (huge, not finite, or with float32 cancellation above the slack), its
+gradient is computed in full. A record whose gradient is not finite counts as zero in all groups; its norm stays
+visible as inf or nan. Called by `optimizer` (`clipped_sum`, `CheckedForward`), and by the engines: `ClippedGradient`
+takes any module and any loss with one value per record.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def clipped_sum(
     scale: float = 1.0,
     norm: Norm = 2,
 ) -> tuple[dict[str, Tensor], Tensor, bool]:
-    """Return sum_j scale g_j min(1, C / ||scale g_j||) by parameter name, norms ||scale g_j||, if all are finite.
+    """Return sum_j scale g_j min(1, C / ||scale g_j||) by parameter name, all norms, and whether all norms are finite.
 
     g_j is the gradient of record j over the parameters of one group, C that group's clip norm; norms are [groups, b].
     `scale` undoes a mean: b for a loss that is a mean over the batch, 1 for a sum. Sums of many records are in float64.
@@ -117,7 +117,9 @@ def _fast_norms(pieces: Sequence[Piece], norms: Tensor, clip_norm: float) -> Ten
 def _weighted(
     pieces: Pieces, named: Mapping[str, nn.Parameter], factors: Tensor, index: Tensor | None
 ) -> dict[str, Tensor]:
-    """Return the weighted sum over the records at `index` (None: all); the others are left out, as 0 * inf is not 0."""
+    """Return the weighted sum over the records at `index` (None: all); other records are skipped, since 0 * inf is
+    not 0.
+    """
     weights = factors if index is None else factors[index]
     in_kind = {kind: weights.to(kind) for kind in {sums_in(parameter) for parameter in named.values()}}
     total: dict[str, Tensor] = {}
@@ -164,11 +166,12 @@ def _add_carefully(
 
 
 class CheckedForward:
-    """Forward pass of code without a graph, recorded by layer rules or, where these do not apply, record by record.
+    """Recorded forward pass of code without a graph, by layer rules or, if these do not apply, record by record.
 
     `plain` maps the inputs of a batch to outputs with one slice per record, by `model`; `of(copy)` does so by a copy of
-    the model. Checks at the first batch, and in later ones that `rng` chooses, are alarms (`batch_independence`). With
-    `proved` no record influences another by the operations of model and loss: then only the rules are checked.
+    the model. Independence is tested at the first batch and in later ones that `rng` chooses (`batch_independence`).
+    With
+    `proved`, independence is known from the operations of model and loss, and only the layer rules are tested.
     `expected` is the public size of a batch.
     """
 
@@ -248,7 +251,9 @@ class CheckedForward:
         return forward
 
     def _arrange(self, batch: BatchPass) -> None:
-        """Try ways to run the model until, on this batch, each record's gradient reaches only that record's slices."""
+        """Choose the first way to run the model in which, on this batch, each record's gradient reaches only its own
+        slices.
+        """
         failure: Exception | None = None
         for channels_last, whole in ARRANGEMENTS:
             self.tape.channels_last, self.whole = channels_last, whole

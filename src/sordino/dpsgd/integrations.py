@@ -1,4 +1,4 @@
-"""DP-SGD in the Trainer of Hugging Face's transformers: `PrivateTrainer`. Imports transformers, so nothing imports it.
+"""DP-SGD in the Trainer of Hugging Face's transformers (`PrivateTrainer`). No other module imports this one.
 
 The Trainer's own loop runs: its optimizer, schedule, evaluation, callbacks and checkpoints. Batches are those of the
 private loader, the loss is `optimizer.loss`, and a step of the Trainer (`global_step`) is one noised step.
@@ -48,7 +48,9 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # the values that are take
 
 
 class _Steps:
-    """The private loader, one item per step: further pieces of a batch are taken by `PrivateTrainer.training_step`."""
+    """Iterator over the private loader with one item per step; `PrivateTrainer.training_step` reads a batch's other
+    pieces.
+    """
 
     def __init__(self, loader: PrivateLoader) -> None:
         self.loader, self.dataset = loader, loader.dataset
@@ -82,7 +84,7 @@ class PrivateTrainer(Trainer):
         self.settings = {"loss": _kind_of_loss(self.model, private), **private}
         _check_arguments(self.args)
         if self.compute_loss_func is not None:
-            raise ConfigError("compute_loss_func, of a whole batch", "a loss of single records", _LOSS)
+            raise ConfigError("compute_loss_func, of a whole batch", "a loss per record", _LOSS)
         self.args.ignore_data_skip = True  # the private loader goes on with the step after those of the checkpoint
         self.steps: _Steps | None = None
 
@@ -100,7 +102,7 @@ class PrivateTrainer(Trainer):
         return self.steps
 
     def _plain_loader(self) -> DataLoader[Any]:
-        """Return the Trainer's loader as torch has it, not prepared by accelerate."""
+        """Return the Trainer's plain torch DataLoader, not prepared by accelerate."""
         prepare, self.accelerator.prepare = self.accelerator.prepare, lambda loader: loader
         try:
             found: DataLoader[Any] = super().get_train_dataloader()
@@ -109,7 +111,9 @@ class PrivateTrainer(Trainer):
         return found
 
     def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute the gradients of a batch; step on all its pieces but the last one, on which the Trainer does."""
+        """Compute the gradients of a batch; call step() on all its pieces except the last, on which the Trainer calls
+        it.
+        """
         assert self.steps is not None
         loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         while (piece := self.private.pending.piece) is not None and not piece.last:
@@ -120,11 +124,11 @@ class PrivateTrainer(Trainer):
     def compute_loss(  # type: ignore[override]
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any
     ) -> Any:
-        """Return the mean of the records' losses; in evaluation what the Trainer returns."""
+        """Return the mean of the records' losses; in evaluation, the Trainer's own loss."""
         if not torch.is_grad_enabled():
             return super().compute_loss(model, inputs, return_outputs, **kwargs)
         if inputs.get("labels") is None:
-            raise ConfigError("a batch without labels", "one with labels for each record", "a collator that adds them")
+            raise ConfigError("a batch without labels", "labels for each record", "use a collator that adds labels")
         output = model(**{name: column for name, column in inputs.items() if name != "labels"})
         loss = self.private.loss(output, inputs["labels"])
         return (loss, output) if return_outputs else loss
@@ -139,23 +143,23 @@ class PrivateTrainer(Trainer):
         return found
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log without the loss of training records where the model is to be released."""
+        """Log the figures, without the loss of training records if the noise is for release."""
         hidden = ("loss", "train_loss") if self.settings.get("noise") == "secure" else ()
         super().log({name: value for name, value in logs.items() if name not in hidden}, *args, **kwargs)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Return 0: the number of tokens that were drawn is not private, and checkpoints hold the sum."""
+        """Return 0, because the number of sampled tokens is not private and checkpoints would store its sum."""
         return 0
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Save the weights, taken before the model's config is touched."""
+        """Save the weights; the state_dict is taken first, before saving changes the model's config."""
         super()._save(output_dir, self.model.state_dict() if state_dict is None else state_dict)
 
     def _clip_grad_norm(self, model: nn.Module) -> None:
-        """Clip nothing: every record is clipped in step()."""
+        """Do nothing: step() clips every record's gradient."""
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> None:
-        """Return no norm: before step() there is no gradient to look at."""
+        """Return None: before step() there is no noised gradient, and other gradients are private."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load the charged steps; refuse a checkpoint that lacks them."""
@@ -163,12 +167,12 @@ class PrivateTrainer(Trainer):
         if checkpoint is not None and self.private.steps < self.state.global_step:
             found = f"a checkpoint of {self.state.global_step} steps of which {self.private.steps} were charged"
             raise ConfigError(
-                found, "its optimizer.pt and scheduler.pt, unchanged", "save_only_model=False; begin anew"
+                found, "its optimizer.pt and scheduler.pt, unchanged", "start a new run, with save_only_model=False"
             )
 
 
 def _kind_of_loss(model: nn.Module, private: dict[str, Any]) -> Any:
-    """Return the loss that a model of transformers is named after."""
+    """Return the kind of loss of a transformers model, by its class name."""
     name = type(model).__name__
     if "loss" in private or is_causal(model) or name.endswith(("ForTokenClassification", "ForMaskedLM")):
         return private.get("loss", "tokens")
@@ -178,7 +182,7 @@ def _kind_of_loss(model: nn.Module, private: dict[str, Any]) -> Any:
 
 
 def _check_arguments(args: TrainingArguments) -> None:
-    """Refuse arguments under which the loop would not be the one that is certified."""
+    """Refuse training arguments that would make the loop differ from the certified one."""
     for name, (taken, fix) in _REFUSED.items():
         value = getattr(args, name, taken[0])
         if value not in taken:

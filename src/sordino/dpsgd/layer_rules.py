@@ -1,8 +1,8 @@
-"""Rules of layers: how a layer runs while it is recorded, and the pieces that its gradient gives; see `rule_table`.
+"""Per-record gradient rules of layers: how a layer runs while it is recorded, and its gradient pieces (`rule_table`).
 
-A rule is `rule(tape, module, axis, *args, **kwargs) -> output`; `axis` is where the records lie. Layers of other
-libraries are known by name and by what they compute, and nothing is imported from there: a rule is taken only if a
-trial agrees.
+A rule is `rule(tape, module, axis, *args, **kwargs) -> output`; records lie along `axis`. Layers of other libraries are
+recognised by class name, without importing the library; their rule is used only if it agrees with the layer's output
+on synthetic inputs.
 
     Conv1D (transformers)      x W + c, a Linear whose weight is transposed
     ...RMSNorm                 w * x / sqrt(mean x^2 + eps)
@@ -423,7 +423,7 @@ def recurrence(
 def _layer(
     tape: Tape, module: nn.RNNBase, layer: int, x: Tensor, states: tuple[Tensor, ...]
 ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """Run one layer in its one or two directions D; return outputs [T, b, D H] and the last states."""
+    """Run one recurrent layer in D = 1 or 2 directions; return outputs [T, b, D H] and the last states."""
     cell: Cell = partial(_plain, torch.relu if getattr(module, "nonlinearity", "tanh") == "relu" else torch.tanh)
     if isinstance(module, nn.LSTM | nn.GRU):
         cell = _lstm if isinstance(module, nn.LSTM) else _gru

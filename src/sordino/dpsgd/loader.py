@@ -1,9 +1,9 @@
-"""The private DataLoader of `make_private`, and the checks that its batches reach the model unmixed.
+"""Private DataLoader of `make_private`, and checks that the records of its batches reach the model unmixed.
 
 Batches are Poisson samples, or follow one fixed order, in pieces that fit in memory. Under correlated noise a record is
-read once per epoch, by its row number. Rows that move between epochs, or between a checkpoint and its resume (another
-random_split), would repeat a record too early, so tensors are compared by a keyed hash. For a data set that computes
-its records (files, random crops) the fixed order is the user's responsibility.
+read once per epoch, by its row number. If rows moved between epochs, or between a checkpoint and its resume (another
+random_split), a record would be read again too early, so tensors are compared by a keyed hash. For a data set that
+computes its records (files, random crops) the fixed order is the user's responsibility.
 
 A collate_fn that mixes records (mixup, CutMix) is refused before the loop begins:
 
@@ -86,14 +86,14 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 def _mixing_collate() -> PlanError:
     found = "a collate_fn whose row for one record depends on the other records of the batch"
-    needed = "rows of one record each: a record in two rows would change a step by two clip norms"
+    needed = "rows that depend on one record each: a record in two rows would change a step by two clip norms"
     return PlanError("mixing", found, needed, "remove mixup and CutMix; augment each record separately")
 
 
 def grade_collate(loader: DataLoader[Any], refuse: bool) -> tuple[Grade, str]:
-    """Return the trust grade of a collate_fn: those of torch and transformers are known, any other is the user's code.
+    """Return the check result (`sordino.graph`) of a collate_fn: that of torch and transformers, or user code.
 
-    No graph can be captured of a collate_fn; with `refuse`, an unknown one raises.
+    No graph can be captured of a collate_fn; with `refuse`, an unknown collate_fn is refused.
     """
     collate: Any = loader.collate_fn
     if type(collate).__module__.startswith("transformers."):  # the Trainer's RemoveColumnsCollator holds the user's
@@ -131,7 +131,7 @@ class BatchTensor:
         return self._is_view(x, size) and _equal(self.tensor, self.copy)
 
     def _is_view(self, x: Tensor, size: int) -> bool:
-        """Return whether x reads, for each record, the memory of that record alone."""
+        """Return whether x is a view that reads, for each record, the memory of that record alone."""
         whole = self.tensor
         if whole.dtype != x.dtype or not whole.is_contiguous() or not whole.numel():
             return False
@@ -166,7 +166,9 @@ class InputCheck:
         self.changed = ""  # the input that a trusted loop computed itself
 
     def records(self, leaves: Sequence[Any], source: Sequence[BatchTensor], size: int) -> list[bool]:
-        """Return which inputs have one slice per record; refuse those that are neither from the loader nor constant."""
+        """Return which inputs have one slice per record; refuse inputs that are neither from the loader nor
+        constant.
+        """
         found = [has_records(x, 0) if not size else any(one.is_source(x, size) for one in source) for x in leaves]
         for place, (x, own) in enumerate(zip(leaves, found, strict=True)):
             if not own and not self._constant(place, x, size):
@@ -255,10 +257,11 @@ class BatchPiece:
 
 
 class PendingBatch:
-    """The piece of a batch that the loader has returned and the optimizer has not yet summed; both hold this object.
+    """Piece of a batch that the loader has returned and the optimizer has not yet summed; loader and optimizer share
+    it.
 
-    A loop must step on every batch in the order drawn: a choice of batches could depend on their records, so
-    skipping one is refused. After a `break`, the next loop starts with the same batch.
+    A loop must step on every batch in the order drawn: skipping a batch is refused, since the choice could depend on
+    its records. After a `break`, the next loop starts with the same batch.
     """
 
     def __init__(self) -> None:
@@ -297,13 +300,13 @@ class PendingBatch:
         return piece
 
     def reset(self) -> None:
-        """Forget a batch that has had no step; the next loop gets the same batch again."""
+        """Discard a batch that has had no step; the next loop gets the same batch again."""
         self.piece, self.summed = None, 0
         self.loops += 1
 
 
 class BatchSampler(Sampler[list[int]]):
-    """Sampler of each step's row numbers by the plan's record sampler; long batches are divided into pieces.
+    """Batch sampler: row numbers of each step, drawn by the plan's record sampler; large batches are split into pieces.
 
     In a fixed order a record is read at most once in `min_separation` steps, which the cost of correlated noise needs.
     """
@@ -348,13 +351,13 @@ class BatchSampler(Sampler[list[int]]):
             for before in range(max(0, t - separation + 1), t):
                 self.last_read[self._draw(before)] = before
         if (t - self.last_read[rows] < separation).any() or len(set(rows)) < len(rows):
-            found = f"a record in two of {separation} steps in a row, or twice in one"
+            found = f"a record that is read twice within {separation} steps"
             raise PlanError("correlated noise", found, "batches in one fixed order, the same in every epoch")
         self.last_read[rows], self.next_step = t, t + 1
 
 
 class EmptyBatchCollate:
-    """The user's collate_fn, extended to empty batches, which have the shape of a batch of one record with length 0."""
+    """Wrapper of the user's collate_fn that also collates empty batches: a batch of one record, sliced to length 0."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.collate, self.dataset = loader.collate_fn, loader.dataset
@@ -370,10 +373,10 @@ def _empty(item: Any) -> Any:
 
 
 class PrivateLoader(DataLoader[Any]):
-    """DataLoader of Poisson batches, or of one fixed order; `len` is the number of steps of an epoch.
+    """DataLoader of Poisson batches, or of batches in one fixed order; `len` is the number of steps of an epoch.
 
-    A batch may be empty: its step is one of noise alone. With `max_size` a batch comes in pieces of at most that many
-    records, and only the step after the last piece moves the model.
+    A batch may be empty; its step adds noise alone. With `max_size` a batch comes in pieces of at most that many
+    records, and only the step after the last piece updates the model.
     """
 
     _is_accelerate_prepared = True  # accelerate's prepare leaves it as it is: another loader draws other batches

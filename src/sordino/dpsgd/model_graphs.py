@@ -1,11 +1,11 @@
-"""Captured graphs of a model in a private loop, one per kind of arguments, and how each is run. Used by `recording`.
+"""Captured graphs of a model in a private loop, one per kind of arguments, and their execution. Used by `recording`.
 
-A graph is captured before the model sees such a record. It runs with a tape: layers by their rules, other parameters by
-regions, or the whole by record. A trained parameter that no layer with a rule holds belongs to some module's own
+A graph is captured on synthetic records. It runs with a tape: layers by their rules, other parameters by regions, or
+the whole graph record by record. A trained parameter that no layer with a rule holds belongs to some module's own
 forward; the nodes of one call of that module are a region, which runs under vmap, each record with its own copy of the
-region's parameters. Where even that is not possible the whole graph is the region. Which of them it is follows from the
-graph, from where records lie in it (`Layout`), and from a trial on synthetic records, with public noise on the
-parameters, so that nothing hides behind a weight of zero. Values of private records decide nothing here.
+region's parameters. If even that is impossible, the whole graph is the region. The choice depends on the graph, on the
+record axes of its tensors (`Layout`), and on a trial on synthetic records with public noise on the parameters (so that
+a weight of zero hides nothing), never on values of private records.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sordino import codec
 from sordino.dpsgd import batch_independence as checks
+from sordino.dpsgd.clipped_sum import ClipGroup, clipped_sum
 from sordino.dpsgd.layer_rules import third_party_rule
-from sordino.dpsgd.pieces import Tape, UnrecordableError
+from sordino.dpsgd.memory import LiveTensors
+from sordino.dpsgd.pieces import Tape, UnrecordableError, ieee_products
 from sordino.dpsgd.rule_table import Site, VmapRule, run_by_rules, sites
 from sordino.errors import PlanError
 from sordino.graph import Captured, Grade, Layout, Traced, Tracing, UntraceableError, captured, weakest
@@ -41,7 +43,7 @@ OUTLIER = 100.0  # times the usual size of an entry: shows mixing that only an u
 
 
 class Part(nn.Module):
-    """Nodes of a graph as a module; its parameters are those of the user's model, with the prefix `module.`."""
+    """Module made of some nodes of a graph; its parameters are those of the user's model, with the prefix `module.`."""
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -54,7 +56,7 @@ class Part(nn.Module):
 @codec.hides_values
 @dataclass(frozen=True)
 class GraphPass:
-    """A captured graph and how it is run: layers in `sites` by their rules, all other operations by `function`.
+    """Executable captured graph: layers in `sites` run by their rules, all other operations by `function`.
 
     `whole`: the model runs record by record, each with its own copy of all parameters.
     """
@@ -241,7 +243,7 @@ class ModelGraphs:
 
     @property
     def grade(self) -> Grade:
-        """Weakest grade (`sordino.graph`) of all training passes so far."""
+        """Weakest check result (`sordino.graph`) of all training passes so far."""
         return weakest([one.grade for one in self.traced])
 
     @property
@@ -249,7 +251,9 @@ class ModelGraphs:
         return sorted({one.reason for one in self.traced if one.reason is not None})
 
     def close(self) -> None:
-        """Stop capturing new graphs: the user's Python code has run on private data and may have stored some."""
+        """Refuse to capture further graphs, because the user's Python code has run on private data and may have
+        stored some.
+        """
         self.training.closed = self.others.closed = True
 
     def evaluated(self, args: Any, kwargs: Any) -> Captured:
@@ -290,20 +294,39 @@ class ModelGraphs:
                 self.traced.append(traced)
             return self.passes[id(traced)]
 
+    def live_bytes(self, args: Any, kwargs: Any, records: Sequence[bool], size: int, kept: int) -> int:
+        """Return the most memory that tensors of one training pass over `size` synthetic records take at a time.
+
+        The pass is that of the loop: forward, backward, clipped sum. `args` give shapes alone; `kept` as `pieces.KEPT`.
+        """
+        found = self.trained(args, kwargs, records)
+        inputs, form = flat(args, kwargs)
+        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        tape = Tape(next(iter(named.values())).device)
+        tape.batch, tape.room = size, kept
+        with self._plain_forward(), restored_state(self.model), forked_rng(), torch.enable_grad():
+            with LiveTensors(self.model) as live, ieee_products():
+                own_args, own_kwargs = tree_unflatten(synthetic_batch(inputs, records, size), form)
+                leaves = checks.trained_outputs(found(tape, self.model, own_args, own_kwargs), size)
+                torch.autograd.grad([y.double().sum() for y in leaves], [tape.anchor], allow_unused=True)
+                clipped_sum(tape.pieces(), named, size, [ClipGroup(1.0, tuple(named))])
+                tape.clear()
+        return live.most
+
     def is_stale(self) -> bool:
         """Return whether the model's forward now gives other outputs for synthetic records than its graphs."""
         with self._plain_forward():
             return self.training.is_stale()
 
     def capture_again(self) -> None:
-        """Discard the training graphs; the next pass captures the changed forward, graded "own code, trusted"."""
+        """Discard the training graphs; the next pass captures the changed forward, marked "own code, trusted"."""
         self.changed = "its forward was changed while it trained"
         self.training.forget()
         self.passes.clear()
 
     @contextmanager
     def _plain_forward(self) -> Iterator[None]:
-        """Context in which the model has its user's forward again; refuse a model with hooks."""
+        """Context in which the model has the user's own forward again; a model with hooks is refused."""
         model, everywhere = self.model, torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
         if model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or everywhere:
             raise UntraceableError("hooks on the model itself, which run on records outside its forward")

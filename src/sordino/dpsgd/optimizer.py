@@ -1,4 +1,4 @@
-"""The private optimizer of `make_private`: wraps any torch optimizer, which receives only noised gradients."""
+"""Private optimizer of `make_private`: it wraps any torch optimizer, which then receives only noised gradients."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class PrivateOptimizer(Optimizer):
         return self.account.steps
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Add a piece's clipped gradients; after the last piece of a batch add noise, smooth, and take the step."""
+        """Add the clipped gradients of a piece of the batch; after the last piece, add noise and take the step."""
         with torch.enable_grad():
             loss = None if closure is None else closure()  # the one backward pass, as Lightning has it
         self.recording.warning.end()
@@ -199,7 +199,9 @@ class PrivateOptimizer(Optimizer):
             self.recording.guard.stepped_on()
 
     def _sum_over_ranks(self) -> None:
-        """Add up the totals of all ranks, which must be at the same step, and exchange what certificates say."""
+        """Sum the clipped totals of all ranks, which must be at the same step, and exchange facts for the
+        certificate.
+        """
         ranks = self.account.ranks
         if ranks.size == 1:
             return
@@ -299,7 +301,7 @@ class PrivateOptimizer(Optimizer):
         self.recording.forget()
 
     def get_epsilon(self, delta: float | None = None) -> float:
-        """Return the certificate's epsilon (all planned steps, or those taken if more) at delta, by default its own."""
+        """Return epsilon at `delta` (by default the certificate's) of all planned steps, or of those taken if more."""
         settings, delta = self.account.settings, self.account.settings.delta if delta is None else delta
         check_delta(delta, settings.records.size(0), override=True)
         steps = max(settings.steps, self.steps)
@@ -330,7 +332,9 @@ class PrivateOptimizer(Optimizer):
         return replace(facts, public=declared_frozen(self.recording.model), own_code=self._own_code())
 
     def _own_code(self) -> OwnCode | None:
-        """Return the weakest grade (`sordino.graph`) of all code that ran on records; None if none has run."""
+        """Return the weakest check result (`sordino.graph`) of all code that ran on records; None if no code has
+        run.
+        """
         if not self.steps:
             return None
         found = [*self._grades(), *((grade, why) for _, grades in self.others for grade, why in grades)]
@@ -342,7 +346,9 @@ class PrivateOptimizer(Optimizer):
         return OwnCode(grade, (why or _PROVED) + others)
 
     def _grades(self) -> list[tuple[Grade, str]]:
-        """Return the grades of all code that ran on the records of this rank, and why they are not better."""
+        """Return the check results (`sordino.graph`) of all code that ran on this rank's records, each with its
+        reason.
+        """
         found = [self.recording.grade(), *([] if self.own is None else [self.own.grade]), *self.batch_code()]
         if self.targets.changed:
             found.append((TRUSTED, f"the loop changes targets itself ({self.targets.changed})"))

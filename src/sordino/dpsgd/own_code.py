@@ -1,10 +1,10 @@
-"""User functions on records: `loss=` and `transform=` of make_private as graphs, and recognition of a loop's own loss.
+"""Graphs of the user's `loss=` and `transform=` functions in make_private, and recognition of a loop's own loss.
 
     loss = 1 / b * sum_j f(output_j, target_j)            inputs_j = f(inputs_j) for each record of a batch
 
-f is captured on synthetic records before it sees a private one. Where its graph keeps records apart it runs on the
-batch, else on each record separately. It may draw random numbers from torch. The gradient that enters the model in the
-backward pass is that of the loss's graph; terms that the loop adds to the loss are found, and refused.
+f is captured on synthetic records before it runs on a private one. If its graph keeps records independent, it runs on
+the batch, else on each record separately. It may draw random numbers from torch. The gradient that enters the model in
+the backward pass is that of the loss's graph; terms that the loop adds to the loss are found, and refused.
 
 Without `loss=` the loop computes its own loss, which is recognised from its gradient in every step: mean or sum, of a
 known loss. A mean is undone by multiplying with the secret batch size: if a mean were taken for a sum, every record's
@@ -14,7 +14,7 @@ is refused. Once a loss is recognised, with the constant c before it, the gradie
 
     c / b * d loss_j / d output_j   (a mean; without b a sum),     of the known loss and of the labels in the batch
 
-and not the loop's, which must agree with it: so each record's gradient depends on this record alone.
+and not the loop's gradient, which must agree with it: so each record's gradient depends on this record alone.
 Called by `recording`, `optimizer` and `loader`.
 """
 
@@ -61,7 +61,7 @@ _TERM = "a sum or mean of one term per record, each of that record alone"
 
 def untraceable(what: str, reason: str, needed: str, *ways: str) -> PlanError:
     vouch = 'own_code="trusted" in make_private, if you vouch that no record influences another: the '
-    found = f"a {what} that no graph can be captured of ({reason})"
+    found = f"a {what} of which no graph can be captured ({reason})"
     return PlanError("own code", found, needed, "; ".join((*ways, f"or {vouch}certificate states it")))
 
 
@@ -69,7 +69,7 @@ def stale_code(what: str) -> PlanError:
     return PlanError(
         "own code",
         f"a {what} with other outputs for synthetic records than when its graph was captured",
-        "unchanged code: the graph ignores later changes, and numbers that a loop sets may come from records",
+        "unchanged code: the graph ignores later changes, and values that a loop sets may depend on records",
         'schedule the optimizer, not the model or the loss; or own_code="trusted", if you vouch for the code',
     )
 
@@ -89,7 +89,7 @@ class TracedFunction:
 
     @property
     def grade(self) -> tuple[Grade, str]:
-        """Return the function's grade (`sordino.graph`), and the reason why the grade is not better."""
+        """Return the function's check result (`sordino.graph`), and the reason for it."""
         if self.untraced:
             return TRUSTED, f"the {self.name} itself runs on records ({self.untraced})"
         return weakest([one.grade for one in self.used]), "; ".join(one.reason for one in self.used if one.reason)
@@ -194,7 +194,7 @@ class RecordLoss(TracedFunction):
         return mean
 
     def capture_again(self) -> None:
-        """Discard all graphs; the next call captures the changed loss, with the grade "own code, trusted"."""
+        """Discard all graphs; the next call captures the changed loss, marked "own code, trusted"."""
         self.untraced, self.used = "it was changed while it trained", []
         self.tracing.forget()
 
@@ -220,7 +220,9 @@ class RecordLoss(TracedFunction):
 
     @torch.no_grad()
     def _check(self, traced: Traced, args: tuple[Any, ...], records: list[bool]) -> None:
-        """Refuse a graph without one value per synthetic record, or with other values in a batch than alone."""
+        """Refuse a graph without one value per synthetic record, or whose value for a record differs between batch
+        and alone.
+        """
         inputs, form = flat(args, {})
         (sample, _) = tree_unflatten(synthetic_batch(inputs, records, RECORDS), form)
         with frozen_rng():
@@ -262,7 +264,9 @@ class RecordLoss(TracedFunction):
         leaf.register_hook(add)  # type: ignore[no-untyped-call]
 
     def verify(self, checks: DeviceChecks) -> None:
-        """Refuse, when `checks` are read, a backward pass that came by another way than this loss alone."""
+        """Add to `checks` a refusal of a backward pass whose gradient at the model's output is not that of this loss
+        alone.
+        """
         slopes, self.slopes = self.slopes, []
         found = "a backward pass that is not that of optimizer.loss(output, target) alone"
         fix = "call optimizer.loss(model(x), y).backward(), and put every term into that loss"
@@ -322,13 +326,14 @@ _SMOOTHED: dict[str, Callable[..., Tensor]] = {
 
 
 def known_loss(name: str) -> LossFunction:
-    """Return a known loss; under label smoothing s a record's is (1 - s) of its label's and s of the classes' mean."""
+    """Return a known loss by name; under label smoothing s it is (1 - s) times the loss of the label plus s times the
+    mean loss over classes."""
     base, _, smoothing = name.partition(SMOOTHED)
     return partial(_SMOOTHED[base], smoothing=float(smoothing)) if smoothing else KNOWN[base]
 
 
 def has_ignored_targets(target: Tensor | None) -> bool:
-    """Return whether some targets have the ignored label, so that a mean divides by the number of the others."""
+    """Return whether some targets have the ignored label, so that a mean divides by the number of the other targets."""
     return target is not None and target.dtype == torch.int64 and bool((target == IGNORED).any())
 
 
@@ -374,7 +379,7 @@ class OutputGradient:
         return replace(self, output=self.output[good], target=self.target[good], slope=self.slope[good])
 
     def first_records(self) -> OutputGradient:
-        """Return a copy of the first records, of at most a million entries; none where one record has more."""
+        """Return a copy of the first records, with at most a million entries; empty if one record has more."""
         assert self.slope is not None
         assert self.target is not None
         count = 2**20 // max(1, self.output[0].numel()) if len(self.output) else 0
@@ -401,7 +406,9 @@ class OutputGradient:
         return next(((name, factor) for name in names if (factor := self._factor(name))), None)
 
     def _factor(self, name: str) -> float | None:
-        """Return slope / slope of the known loss; None where they are not proportional."""
+        """Return the factor between the observed gradient and that of the known loss; None if they are not
+        proportional.
+        """
         assert self.slope is not None
         expected = self.summed_slope(name)
         if expected is None or expected.shape != self.slope.shape or not bool(expected.any()):
@@ -410,7 +417,9 @@ class OutputGradient:
         return factor if factor and _proportional(self.slope, factor * expected) else None
 
     def _smoothing(self, base: str) -> float | None:
-        """Return the label smoothing s that fits slope = f (1 - s) plain + f s uniform best, in whole hundredths."""
+        """Return the label smoothing s, in hundredths, for which the observed gradient best fits f ((1 - s) plain + s
+        uniform).
+        """
         pair = [self.summed_slope(f"{base}{SMOOTHED}{share}") for share in (0.0, 1.0)]
         if self.slope is None or any(one is None or one.shape != self.slope.shape for one in pair):
             return None
@@ -453,7 +462,7 @@ class LossCheck:
         return self._slope(seen)
 
     def _reconsider(self, seen: OutputGradient) -> None:
-        """Take another loss for the known one if the two looked alike so far: else the loop chooses it by its batch."""
+        """Replace the recognised loss by one that fits this batch and all earlier ones; without one, keep it."""
         before, self.known = self.known, self._recognise(seen)
         alike = self.known is not None and all(len(one.output) and self._agrees(one) for one in self.examples)
         if alike and len(self.examples) < MOST_LOSSES:
@@ -518,9 +527,9 @@ class LossCheck:
             self.found = f"recognised: {self.known[0]}"
 
     def _refusal(self, seen: OutputGradient) -> PlanError:
-        """Return the error for a loss that is not proportional to a known one; it mentions class weights.
+        """Return the error for a loss that is not proportional to a known one; its text depends on class weights.
 
-        With class weights torch divides the mean by the weights of the batch, so a record's share depends on the
+        With class weights torch divides the mean by the sum of the batch's weights, so a record's term depends on the
         others.
         """
         slope, expected = seen.slope, seen.summed_slope("cross_entropy")
@@ -548,7 +557,7 @@ class LossCheck:
             raise PlanError("reduction", found, "reduction= equal to the loss's own reduction", fix)
 
     def _apparent(self, factor: float, size: int, width: int) -> Reduction | None:
-        """Return "mean" or "sum", judged by the loss's factor: 1 / b or 1, or its values at two batch sizes."""
+        """Return "mean" or "sum", decided by the loss's factor: 1 / b or 1, or its values at two batch sizes."""
         if self.first is None:  # None where a constant may be meant
             if _near(factor * size, 1.0) and size != self.expected:
                 return "mean"

@@ -7,7 +7,7 @@ weighted sum (in float64 if there are many) and, if needed, the gradients themse
 backward pass, layer by layer, and keep what is smaller: the gradients, or the inputs and output gradients that they are
 made of. What is larger than both (patches, Gram matrices) is made for a few records at a time.
 
-    Rows    g_j as it is                          a bias, a norm's gain, anything that autograd computed
+    Rows    g_j in full                           a bias, a norm's gain, anything that autograd computed
     Outer   g_j = sum_t out_jt (x) in_jt          Linear, convolutions (in = patches), recurrences (t = time)
     Lookup  g_j[v] = sum_{t: index_jt = v} out_jt   Embedding
     Tied    Outer + Lookup                        one table as input and output embedding
@@ -41,7 +41,7 @@ HALF = frozenset({torch.bfloat16, torch.float16})
 
 @contextmanager
 def ieee_products() -> Iterator[None]:
-    """Compute float32 products as IEEE asks, whatever the user allows for the model, and restore that afterwards.
+    """Context in which float32 products are exact IEEE float32, whatever precision the user allows for the model.
 
     Factors rounded to TF32 or bfloat16 make norms too small by up to 1e-4, so clipped gradients longer than the bound.
     """
@@ -88,7 +88,7 @@ class Piece(Protocol):
     """Per-record gradients of one parameter.
 
     squares   ||g_j||^2, [b] in float64
-    doubt     bound on the error of `squares` where it may matter, [b]
+    doubt     bound on the error of `squares`, [b]
     weighted  sum_j weights_j g_j, shaped as the parameter; of more than `FEW` records in float64
     rows      the gradients themselves, [b, *shape]
     at        the same piece for some of the records only
@@ -444,7 +444,7 @@ class Call:
 
 
 class UnrecordableError(PlanError):
-    """Raised where layer rules cannot separate the records: the whole model must then run record by record."""
+    """Raised if layer rules cannot separate the records, so that the whole model must run record by record."""
 
     def __init__(self, found: str) -> None:
         fix = "keep the batch as the first axis of every layer's input"

@@ -19,12 +19,16 @@ from sordino.data.program import check_labels, refuse_layers, trial_outputs
 from sordino.dpsgd import refuse_mixing
 from sordino.dpsgd.account import Account, LedgerAccount
 from sordino.dpsgd.loader import PendingBatch, PrivateLoader, check_collate, grade_collate, rows_hash
+from sordino.dpsgd.memory import largest_batch, parse_bytes
+from sordino.dpsgd.model_graphs import ModelGraphs
 from sordino.dpsgd.optimizer import PrivateOptimizer
 from sordino.dpsgd.own_code import PerRecord, RecordLoss, RecordTransform, named_loss
+from sordino.dpsgd.pieces import KEPT
 from sordino.dpsgd.processes import Ranks, Shards, group_options, refuse_wrapping, unwrapped
 from sordino.dpsgd.recording import RecordedForward, Recording
 from sordino.dpsgd.settings import Reduction, Settings, batches, calibrate_noise, checked_delta, loop_plan
 from sordino.errors import ConfigError, DataError, PlanError
+from sordino.graph import UntraceableError
 from sordino.ledger.ledger import Ledger
 from sordino.parts.strategies import Strategy
 from sordino.rng import Mode
@@ -46,6 +50,7 @@ def make_private(
     noise_multiplier: float | None = None,
     strategy: Strategy | None = None,
     max_physical_batch_size: int | None = None,
+    memory: str | int | None = None,
     reduction: Reduction = "mean",
     loss: str | PerRecord | None = None,
     allow_large_delta: bool = False,
@@ -54,34 +59,34 @@ def make_private(
     own_code: Literal["trusted"] | None = None,
     transform: Callable[[Any], Any] | None = None,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
-    """Run DP-SGD in an ordinary loop: (epsilon, delta) for `epochs` passes over the data, add or remove one record.
+    """Make a training loop DP-SGD: (epsilon, delta) for `epochs` passes over the data, add or remove one record.
 
     `epsilon` is solved for the noise multiplier, or `noise_multiplier` gives it; delta defaults to min(records^-1.1,
     1e-3). `clip_norm` bounds the gradient of every record, over all parameters. `smoothing` is the strength of the
     Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes the expected size of a
-    Poisson batch; `max_physical_batch_size` caps what is computed at once, nothing else. `reduction` says how the loss
-    adds records up; with `loss`, a function (output, target) -> one value per record or a kind ("cross_entropy",
+    Poisson batch; `max_physical_batch_size` limits the number of records computed at once. `reduction` is that of the
+    loop's loss; with `loss`, a function (output, target) -> one value per record or a kind ("cross_entropy",
     "tokens": of the logits, where a model of transformers answers with more), the loop calls optimizer.loss(model(x),
     y).backward() instead. noise="secure" for a model that is to be released. Parameters that the optimizer does not
     hold are frozen.
 
-    What runs on records is the graph of the model, of `loss` and of `transform`, each captured on synthetic records:
-    the certificate's `own_code` says what is proved of them. `transform` is applied to the inputs of every batch,
-    before the loop sees them. A model, loss or loop that no graph can be captured of is refused, unless
-    own_code="trusted": then you vouch that it keeps the records of a batch apart, and the certificate says so.
+    Records run through graphs of the model, of `loss` and of `transform`, captured on synthetic records; the
+    certificate's `own_code` says what is proved about them. `transform` is applied to the inputs of every batch, before
+    the loop gets them. A model, loss or loop of which no graph can be captured is refused, unless own_code="trusted":
+    then you vouch that it keeps the records of a batch independent, and the certificate says so.
 
-    `ledger` is a file that all runs on the same data are charged to, and `dataset` the name that the data have in it: a
-    loop above its budget is refused here, all planned steps are charged before the first noise is drawn, and steps
-    beyond them, or after a checkpoint that is older than the ledger, before they are taken.
+    `ledger` is a file to which all runs on the same data are charged, and `dataset` the name of the data in it. A loop
+    that exceeds the data set's limit is refused here. All planned steps are charged before the first noise is drawn;
+    further steps, and steps repeated after an older checkpoint, are charged before they are taken.
 
-    With a `strategy` (Banded(10), ...) later steps take back noise of earlier ones: batches are those of one shuffled
-    order, the same in every epoch, as of a DataLoader(shuffle=True) that shuffled once; each record is read once an
-    epoch, a rest that fills no batch never. Nothing is amplified, neighbours replace one record, and no step is taken
-    after the planned ones. The state of the noise is in the optimizer's state_dict: keep that file secret.
+    With a `strategy` (Banded(10), ...) the noise is correlated: later steps cancel a part of earlier noise. Batches
+    follow one shuffled order, the same in every epoch; each record is read once per epoch, and records that fill no
+    batch are never read. Nothing is amplified, neighbours replace one record, and no step can be taken after the
+    planned ones. The noise state is in the optimizer's state_dict: keep that file secret.
 
-    Where torch.distributed is initialised (torchrun), all ranks call this with the same arguments: batch_size is that
-    of all ranks together, each is given its part of every batch, and the step sums over ranks before the noise. A model
-    in DistributedDataParallel is returned without it.
+    If torch.distributed is initialised (torchrun), all ranks call this with the same arguments: batch_size counts the
+    records of all ranks, each rank gets its part of every batch, and the step sums over ranks before adding noise. A
+    model in DistributedDataParallel is returned without this wrapper.
     """
     if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
         needed = 'noise "simulation" or "secure", reduction "mean" or "sum"'
@@ -101,6 +106,10 @@ def make_private(
     _check_optimizer(model, optimizer, shards)
     _check_labels(model, loader.dataset)
     check_collate(loader)
+    if memory is not None:
+        if max_physical_batch_size is not None:
+            raise ConfigError("memory and max_physical_batch_size", "one of them: memory chooses the other")
+        max_physical_batch_size = _physical_size(model, _held(optimizer, shards), loader, memory, transform is None)
     delta, chosen = checked_delta(delta, size, allow_large_delta), batches(loader.batch_size or 0, size, strategy)
     bare = loop_plan(epochs, chosen, float(clip_norm), float(smoothing), optimizer, strategy)
     plan, own_seed = calibrate_noise(bare, epsilon, noise_multiplier, delta), seed if noise == "simulation" else 0
@@ -130,7 +139,7 @@ def make_private(
 
 
 def _refuse_prepared(*parts: Any) -> None:
-    """Refuse what accelerate has prepared: its loader and optimizer leave out batches and steps of their own."""
+    """Refuse objects prepared by accelerate, whose loader and optimizer skip batches and steps."""
     for part in parts:
         if type(part).__module__.startswith("accelerate.") or "_original_forward" in vars(part):
             found = f"a {type(part).__name__} that accelerator.prepare has prepared"
@@ -156,9 +165,49 @@ def _join_ranks(
     return ranks
 
 
+def _held(optimizer: Optimizer, shards: Shards) -> set[Tensor]:
+    """Return the model's parameters that the optimizer holds."""
+    return {shards.of(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _physical_size(model: nn.Module, held: set[Tensor], loader: DataLoader[Any], memory: str | int, raw: bool) -> int:
+    """Return how many records are computed at once within `memory` bytes, from the shape of a record alone."""
+    bound, fix = parse_bytes(memory), "give max_physical_batch_size instead"
+    if loader.collate_fn is not default_collate or not raw:
+        found = "memory with a collate_fn or a transform, where shapes may depend on records"
+        raise ConfigError(found, "records of one shape", fix)
+    records = lineage.tensors_of(loader.dataset)
+    batch = tree_flatten(loader.collate_fn([loader.dataset[0]]))[0] if not records else records
+    device, others = next(iter(held)).device, [p for p in model.parameters() if p.requires_grad and p not in held]
+    x = torch.zeros_like(batch[0][:1], device=device)  # of which only the shape counts
+    shared = 12 * sum(p.numel() for p in held if p.requires_grad)  # the sum of a batch, in float64 and float32
+
+    def peak(size: int, kept: int) -> int:
+        copies = 2 * size * sum(part[:1].nbytes for part in batch)  # the loader's batch, and what it is compared with
+        return shared + copies + graphs.live_bytes((x,), {}, [True], size, kept)
+
+    for p in others:  # they will be frozen
+        p.requires_grad_(False)
+    try:
+        graphs = ModelGraphs(model)
+        most = loader.batch_size or 1
+        small = largest_batch(lambda size: peak(size, KEPT), bound, most)
+        size = max(small, largest_batch(lambda size: peak(size, 0) + 4 * KEPT, bound, most))
+    except (UntraceableError, PlanError, DataError, RuntimeError, TypeError, ValueError, IndexError) as error:
+        found = f"memory, and a model that does not run on synthetic records as model(x) ({error})"
+        raise ConfigError(found, "a model whose memory can be measured so", fix) from None
+    finally:
+        for p in others:
+            p.requires_grad_(True)
+    if not size:
+        found = f"memory = {memory!r}, where a pass over one record takes {peak(1, KEPT):,} bytes"
+        raise ConfigError(found, "room for one record at least", "raise memory, or take a smaller model")
+    return size
+
+
 def _freeze_others(model: nn.Module, optimizer: Optimizer, shards: Shards) -> None:
     """Freeze parameters that the optimizer does not hold: they are no part of a record's gradient."""
-    held = {shards.of(p) for group in optimizer.param_groups for p in group["params"]}
+    held = _held(optimizer, shards)
     for parameter in model.parameters():
         if parameter not in held:
             parameter.requires_grad_(False)
@@ -177,7 +226,7 @@ def _check_loader(loader: DataLoader[Any]) -> int:
     """Return the number of records; refuse a loader from which no Poisson batch can be drawn."""
     dataset: Any = loader.dataset
     if isinstance(loader, PrivateLoader):
-        raise ConfigError("a loader that is private already", "the original DataLoader")
+        raise ConfigError("a loader that make_private has already returned", "the original DataLoader")
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         needed = "a data set with __len__ and __getitem__"
         raise DataError("a data set that can only be iterated", needed, "read it into a list")
@@ -203,8 +252,8 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer, shards: Shards) -> 
     if any(
         isinstance(part, PrivateOptimizer | RecordedForward) for part in (optimizer, vars(model).get("forward"), *hooks)
     ):
-        found = "a model or an optimizer that is private already"
-        raise ConfigError(found, "ordinary ones", "call optimizer.detach() first")
+        found = "a model or an optimizer that make_private has already returned"
+        raise ConfigError(found, "an ordinary model and optimizer", "call optimizer.detach() first")
     if isinstance(optimizer, LBFGS):
         raise ConfigError("LBFGS, which evaluates the loss many times per step", "one gradient per step", "use SGD")
     known = set(model.parameters())

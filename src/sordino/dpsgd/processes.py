@@ -1,4 +1,4 @@
-"""Many processes in one private loop (torchrun): one batch, one clipped sum and one noise for all ranks.
+"""Private loops over many processes (torchrun): one batch, one clipped sum and one noise draw for all ranks.
 
     total = sum over ranks r of  sum_{j in rows, j mod size = r} g_j min(1, C / ||g_j||)     all-reduced in float64
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,12 +31,12 @@ from sordino.rng import Mode, Secure, Streams, streams
 
 _KEY = 16  # bytes of a stream's key
 _IGNORED = "_ddp_params_and_buffers_to_ignore"  # which DistributedDataParallel reads of the model that it is given
-_FIX = "leave DistributedDataParallel out, or wrap the model before make_private and train with what that returns"
+_FIX = "remove DistributedDataParallel, or wrap the model before make_private and train the model that it returns"
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that share a private loop; one process alone by default. All ranks make the same calls."""
+    """Process group of a private loop; by default one process. All ranks must make the same calls."""
 
     rank: int = 0
     size: int = 1
@@ -53,7 +54,7 @@ class Ranks:
         return Secure(self._share_key) if mode == "secure" and self.size > 1 else streams(mode, seed)
 
     def seed_torch(self, random: Streams, loop: int) -> None:
-        """Seed torch's generators differently on every rank: dropout masks that ranks share would tie records together.
+        """Seed torch's generators differently on every rank, since shared dropout masks would make records dependent.
 
         A record's mask must not depend on which other records are in the batch.
         """
@@ -83,8 +84,8 @@ class Ranks:
         for place, name in enumerate(found):
             other = next((rank for rank, own in enumerate(every) if not torch.equal(own[place], every[0][place])), None)
             if other is not None:
-                fix = "the same script and files on every rank; seed what is random before it is built"
-                raise ConfigError(f"{name} of rank {other} that differ from those of rank 0", "the same ones", fix)
+                fix = "run the same script and files on every rank, and seed all random initialisation"
+                raise ConfigError(f"{name} on rank {other} that differ from rank 0", "equal values", fix)
 
     def gather(self, found: Any) -> list[Any]:
         """Return every rank's value of plain data."""
@@ -125,13 +126,26 @@ class Ranks:
 
     def _together(self, call: Callable[..., object], *arguments: object, **options: object) -> None:
         try:
-            call(*arguments, **options)
+            call_collective(call, *arguments, **options)
         except RuntimeError as error:  # gloo and NCCL: a connection that closed, or nothing within the timeout
             reason = str(error).partition("\n")[0]
             raise RankError(f"rank {self.rank} of {self.size} lost another rank ({reason})", lost=True) from error
 
 
 ALONE = Ranks()
+
+
+def call_collective(call: Callable[..., object], *arguments: object, **options: object) -> None:
+    """Call a collective of torch.distributed, and return when gloo's threads hold none of its CPU tensors any more.
+
+    A thread that releases a tensor while the interpreter ends aborts the process.
+    """
+    items = [one for item in arguments for one in (item if isinstance(item, list) else [item])]
+    tensors: list[Any] = [one for one in items if isinstance(one, Tensor) and one.device.type == "cpu"]
+    references = [one._use_count() for one in tensors]
+    call(*arguments, **options)
+    while any(one._use_count() > before for one, before in zip(tensors, references, strict=True)):
+        time.sleep(0)
 
 
 def _bytes(body: bytes) -> Tensor:
@@ -162,10 +176,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 class Shards:
-    """Sharded parameters (`fully_shard`), which the optimizer holds, beside whole ones, which the model computes with.
+    """Sharded parameters (`fully_shard`) of the optimizer, and the whole parameters of the model.
 
-    A record's gradient is over all parameters, on one rank: so the model is gathered, once, and after every step. The
-    optimizer is given each rank's part of the noised gradient, and keeps its state for that part alone.
+    A record's gradient over all parameters is computed on one rank, so the whole model is gathered once, and after
+    every step. The optimizer gets this rank's part of the noised gradient, and keeps its state for that part alone.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -199,7 +213,7 @@ class Shards:
         return self.whole.get(parameter, parameter)
 
     def part(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        """Return the part of a whole tensor that a parameter of the optimizer has on this rank."""
+        """Return this rank's part of a whole tensor, as the optimizer's sharded parameter has it."""
         if parameter not in self.whole:
             return whole
         from torch.distributed.tensor import distribute_tensor
@@ -209,7 +223,9 @@ class Shards:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Give the optimizer the weights of the model before its step, and the model those of all ranks after it."""
+        """Context of an optimizer step: copies the model's weights to the shards before, and gathers them from all
+        ranks after.
+        """
         with torch.no_grad():
             for sharded, whole in self.whole.items():
                 sharded.copy_(self.part(sharded, whole))
@@ -236,7 +252,7 @@ def _remove_sharding(part: nn.Module) -> None:
 def _sharding_error(
     found: str, fix: str = "fully_shard(model) over all ranks, or DistributedDataParallel"
 ) -> PlanError:
-    return PlanError("processes", found, "a model that fully_shard has cut over all ranks, in one precision", fix)
+    return PlanError("processes", found, "a model that fully_shard has sharded over all ranks, in one precision", fix)
 
 
 class _WrappingRefusal:
@@ -255,7 +271,7 @@ class _WrappingRefusal:
 
 
 def wrapping_error() -> PlanError:
-    found = "a private model inside DistributedDataParallel, which would average nothing: .grad is set by the step"
+    found = "a private model inside DistributedDataParallel, whose averaging has no effect since the step sets .grad"
     return PlanError("processes", found, "the model that make_private returned, on every rank", _FIX)
 
 
@@ -274,7 +290,7 @@ def refuse_active_wrapper(model: nn.Module) -> None:
     if DistributedDataParallel._active_ddp_module is not None:
         raise wrapping_error()
     if dist.is_initialized() and any("_is_fsdp_managed_module" in vars(part) for part in model.modules()):
-        found, needed = "a private model that fully_shard has cut", "a model that is cut before make_private"
+        found, needed = "a private model that was sharded afterwards", "a model that is sharded before make_private"
         raise PlanError(
             "processes", found, needed, "call fully_shard first, then make the optimizer, then make_private"
         )

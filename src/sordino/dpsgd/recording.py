@@ -4,9 +4,9 @@ The loop runs the graph of the model (`model_graphs`), captured on synthetic rec
 training record, unless it has no graph and the user vouches for it (`CheckedForward`). Only `model.forward`
 is replaced, and the layers only while it runs: copies and pickles of the model are ordinary.
 
-In half precision the 1 / b of a mean would be rounded to eight bits, differently for every
-b: one more record would change the other records' sum by up to b / 512 clip norms. So the model's output is converted
-to float32, where its gradient is multiplied by b.
+In half precision the factor 1 / b of a mean over b records would be rounded to eight bits, differently for every b: one
+more record would change the sum of the others by up to b / 512 clip norms. So the model's output is converted to
+float32, where its gradient is multiplied by b.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _live(item: Any) -> bool:
 class RecordedForward:
     """The model's `forward` during a private loop; copies and pickles of the model have the user's forward.
 
-    Under torch.compile it runs as it is, uncompiled: the per-record passes are no graph of torch.compile's.
+    Under torch.compile it runs uncompiled, since torch.compile cannot capture the per-record passes.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -253,7 +253,7 @@ class Recording:
 
     @contextmanager
     def _not_noted(self) -> Iterator[None]:
-        """Context in which direct gradients of parameters are not noted, for passes over synthetic records."""
+        """Context in which direct parameter gradients are not recorded, for passes over synthetic records."""
         before = set(self.outside)
         try:
             yield
@@ -271,7 +271,7 @@ class Recording:
             self.guard.accept()
 
     def refuse_stale(self) -> None:
-        """Refuse a model whose forward was changed since its graph was captured: the graph would stay as it was."""
+        """Refuse a model whose forward was changed since its graph was captured, since the old graph would run."""
         if self.untraced or not self.graphs.training.samples:
             return
         with self._not_noted():
@@ -355,7 +355,7 @@ class Recording:
             trusted.whole, self.tape.batch = whole, 0  # what is recorded is no record's, and summed up nowhere
 
     def evidence(self) -> tuple[str, int]:
-        """Return how records were kept independent in all passes, and the number of tests of code without a graph."""
+        """Return a text on how records were kept independent in all passes, and the number of independence tests."""
         if not self.untraced:
             return EVIDENCE[self.graphs.grade], 0
         trusted = self.trusted_forward
@@ -368,7 +368,7 @@ class Recording:
         return how, trusted.checks.count
 
     def grade(self) -> tuple[Grade, str]:
-        """Return the weaker grade (`sordino.graph`) of model and inputs, and the reason why it is not better."""
+        """Return the weaker check result (`sordino.graph`) of model and inputs, and the reason for it."""
         if self.untraced:
             return TRUSTED, f"the model's own forward runs on records ({self.untraced})"
         if self.graphs.changed:
@@ -379,7 +379,9 @@ class Recording:
 
 
 def _note_gradient(parameter: nn.Parameter, outside: set[str], name: str) -> RemovableHandle:
-    """Note that autograd computed a gradient for a parameter directly: no layer rule recorded that use."""
+    """Register a hook that adds `name` to `outside` if autograd computes a gradient of the parameter outside layer
+    rules.
+    """
 
     def note(slope: Tensor) -> None:
         outside.add(name)

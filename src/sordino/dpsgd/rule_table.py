@@ -58,7 +58,7 @@ class Site:
 
 
 def sites(model: nn.Module, whole: bool = False) -> list[Site]:
-    """Return the modules of a model that run by a rule; with `whole`, the model itself is the only one."""
+    """Return the modules of a model that run by a rule; with `whole`, only the model itself."""
     if whole:
         return [Site(model, VmapRule(model).rule, 0)]
     axes: dict[nn.Module, int] = {}
@@ -100,7 +100,7 @@ def _visit(module: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
 
 
 def _owns(module: nn.Module) -> bool:
-    """Return whether the module uses parameters itself; a parametrized layer (such as weight norm) does.
+    """Return whether the module itself uses parameters, as a parametrized layer (such as weight norm) does.
 
     A parameter that an inner layer also holds (a bias under two names) belongs to the inner layer.
     """
@@ -110,7 +110,7 @@ def _owns(module: nn.Module) -> bool:
 
 
 def rule_of(module: nn.Module) -> Rule | None:
-    """Return the rule of a layer that runs exactly as torch wrote it, with its parameters in their usual place."""
+    """Return the rule of an unmodified torch layer; None if its forward or its parameters were changed."""
     if hasattr(module, "parametrizations") or module._forward_pre_hooks:  # the latter: old-style weight norm
         return None
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
@@ -146,7 +146,7 @@ def by_vmap(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, axi
 
 
 def one_by_one(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, axis: int) -> Any:
-    """Compute `each_record` by a loop."""
+    """Run a function on each record separately, as `each_record` does, by a Python loop."""
     one, forms, moving, places = _flat(function, leaves, dims)
     count = moving[0].shape[places[0]]
     rows = [one(*(x.select(d, j) for x, d in zip(moving, places, strict=True))) for j in range(count)]

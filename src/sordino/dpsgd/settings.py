@@ -3,8 +3,8 @@
     checksum = sha256( every field of the record but the checksum, tensors by their bytes )
 
 The checksum finds damage and careless edits: a count set to 0, a dropped key, a number of another type, another plan.
-It has no key and can be forged: then this process, if it took the steps, and the ledger, if the loop has one
-(`account`), still count the steps taken. Called by `private_loop`, `account` and `optimizer`.
+It has no key and can be forged; even then this process (if it took the steps) and the loop's ledger (`account`) count
+the steps taken. Called by `private_loop`, `account` and `optimizer`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Settings:
     g = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch
 
     `epsilon` is the target from which the noise multiplier z was calibrated, if any. Under correlated noise row t of
-    C^-1 Z takes the place of N, and the batches come in one fixed order.
+    C^-1 Z replaces N, and the batches come in one fixed order.
     """
 
     plan: Plan
@@ -143,7 +143,7 @@ def calibrate_noise(plan: Plan, epsilon: float | None, noise_multiplier: float |
         return calibration.calibrate(plan, epsilon=epsilon, delta=delta)
     if noise_multiplier is not None and epsilon is None:
         return calibration.noisier(plan, noise_multiplier)
-    raise ConfigError(f"epsilon = {epsilon} and noise_multiplier = {noise_multiplier}", "exactly one of them")
+    raise ConfigError(f"epsilon = {epsilon} and noise_multiplier = {noise_multiplier}", "exactly one of the two")
 
 
 def checked_delta(delta: float | None, population: int, allow_large: bool) -> float:
@@ -182,7 +182,8 @@ ALL = np.zeros(1, dtype=np.int64)  # the single client of the plan
 
 
 class NoiseState:
-    """Correlated noise of a loop and its secret state, with which the noise of later steps could be subtracted.
+    """Correlated noise of a loop and its state, which must stay secret: with it, noise of later steps could be
+    subtracted.
 
     Each step draws noise once: if the counts of charged steps and of draws differ (a step that failed half-way, a
     checkpoint of another time), the noise would not be the certified one, and the step is refused.

@@ -1,4 +1,4 @@
-"""Guards of a model between private steps: only a step of the private optimizer may change it. Used by `recording`.
+"""Guards that refuse a model which changed between private steps other than by the private optimizer.
 
 A module may store records anywhere: in frozen parameters, in buffers of any type, in tensors, arrays and numbers among
 its attributes; and a write through `.data` or numpy leaves no trace in a tensor's version. So contents are compared:
@@ -51,7 +51,8 @@ class TensorDigest:
 
 
 class StateGuard:
-    """Stored state of a module, compared with its later states; of trained (`moving`) tensors only the address.
+    """Reference state of a module, with which later states are compared; of trained (`moving`) tensors only the
+    address.
 
     `check` reads small tensors and every address; `check(full=True)` reads all.
     """
@@ -67,7 +68,7 @@ class StateGuard:
         self.marks = {name: self._mark(item) for name, item in module_state(self.model, full=True)}
 
     def note_tensors(self, tensors: Collection[Tensor]) -> None:
-        """Take the present content of these tensors as the reference."""
+        """Store the present content of these tensors as the reference."""
         stepped = {id(tensor) for tensor in tensors}
         for name, mark in self.marks.items():
             if isinstance(mark, TensorDigest) and id(mark.tensor) in stepped:
@@ -81,7 +82,9 @@ class StateGuard:
         return changed
 
     def check(self, full: bool = False, also: DeviceChecks | None = None) -> None:
-        """Refuse a state that differs from the reference; with `also` its read compares tensors of an accelerator."""
+        """Refuse a module whose state differs from the reference; checks on an accelerator are added to `also`, if
+        given.
+        """
         checks = DeviceChecks() if also is None else also
         seen = 0
         for name, item in module_state(self.model, full):
@@ -117,7 +120,7 @@ class StateGuard:
 
 
 class DeviceChecks:
-    """Results of checks, on an accelerator until `read` copies all of them to the host at once."""
+    """Pending check results on an accelerator; `read` copies all of them to the host at once."""
 
     def __init__(self) -> None:
         self.passed: list[Tensor] = []
@@ -282,12 +285,12 @@ class ModelGuard:
         self.on_export()
 
     def accept(self) -> None:
-        """Take the present state, after the user loaded a checkpoint, as the reference."""
+        """Store the present state as the reference, after the user loaded a checkpoint."""
         if not self.inside:
             self.state.note()
 
     def stepped_on(self) -> None:
-        """Take the present weights, after a private step, as the reference."""
+        """Store the present weights as the reference, after a private step."""
         self.state.note_tensors(list(self.stepped))
 
     def remove(self) -> None:

@@ -1,4 +1,6 @@
-"""Engines, which run the clients of a round: bases `Engine` and `Worker`, the shipped ones, and `add` for new ones."""
+"""Engines, which run the clients of a round: base classes `Engine` and `Worker`, shipped engines, and `add` for new
+ones.
+"""
 
 from __future__ import annotations
 

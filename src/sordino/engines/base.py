@@ -16,8 +16,8 @@ local solver and encode steps. A name makes it `sordino run --engine mine` and `
     [project.entry-points."sordino.engines"]
     mine = "my_package:Mine"                           # in an installed package
 
-`add` takes a class or a function that makes the engine. It is called with those of `device`, `threads` and `timeout`
-that it has parameters for; an option that it has none for is refused when the user sets it.
+`add` takes a class or a function that returns the engine. Its parameters may include `device`, `threads` and `timeout`;
+an option without such a parameter is refused if the user sets it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Collected:
     receipts: tuple[Receipt, ...] = ()
 
     def on(self, device: torch.device) -> Collected:
-        """Return the same with the sum on `device`; clients' states stay on the CPU."""
+        """Return a copy with the sum on `device`; clients' states stay on the CPU."""
         return replace(self, total=self.total.to(device))
 
     def participants(self, cohort: Cohort) -> Cohort:
@@ -96,7 +96,9 @@ class Collected:
         if self.received > len(who) or (self.reported is not None and self.received != len(who)):
             raise EngineError(f"an engine that reports {self.received} messages of {len(who)} clients", needed)
         if tuple(self.total.shape) != (plan.length(size),):
-            raise EngineError(f"a sum of shape {tuple(self.total.shape)}", f"({plan.length(size)},): one message's")
+            raise EngineError(
+                f"a sum of shape {tuple(self.total.shape)}", f"the shape of one message, ({plan.length(size)},)"
+            )
         bound = plan.bound
         if self.noised or not isinstance(bound, Bound) or not bound.finite or bound.unit != "client":
             return
@@ -134,7 +136,7 @@ class Worker(ABC):
 class Engine(ABC):
     """Base of engines, which run the clients of each round. A subclass must define only `prepare`.
 
-    `offers` is what the engine can do beside a sum: "secure_sum" and "shuffler" (nobody sees a single message),
+    `offers` lists the engine's features beside a sum: "secure_sum" and "shuffler" (nobody sees a single message),
     "client_state" (clients keep a state between rounds), "preparation" (columns are scaled before round 1). A plan that
     needs more is refused before anything is computed.
     """
@@ -186,12 +188,14 @@ _ADDED: dict[str, Make] = {}
 def add(name: str, make: Make) -> None:
     """Register an engine under a name; refuse a name that another engine has."""
     if name in (*SHIPPED, "flower") or _ADDED.get(name, make).__qualname__ != make.__qualname__:
-        raise ConfigError(f"a second engine with the name {name!r}", "a name that no other engine has")
+        raise ConfigError(f"a second engine with the name {name!r}", "another name for the new engine")
     _ADDED[name] = make
 
 
 def engine_named(name: str, **options: Any) -> Engine:
-    """Return the engine of this name with `device`, `threads` and `timeout`; refuse a name that nobody registered."""
+    """Return the engine registered under a name, made with `device`, `threads` and `timeout`; refuse an unknown
+    name.
+    """
     points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
     known = [*SHIPPED, *_ADDED, *(other for other in points if other not in _ADDED)]
     if name not in known:

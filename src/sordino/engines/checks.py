@@ -4,10 +4,10 @@ Called by loop.py, engines/inprocess.py, runs/ and silos. Gradients are checked 
 nobody's data: noise moves every weight that is sent, so a parameter that is not part of the forward pass would look
 trained from outside.
 
-`LeakCheck` (every round) finds memory of a client in model or loss code. `dpsgd.state_guard` compares the state of a
-module; memory may also be in a loss, a class, a closure or a list of the script. If it changes an output, it carries
-one client's data into the next one's message past clip and noise. So a copy of the model at its first weights is
-evaluated on a synthetic record twice a round, before anything of the round is released.
+`LeakCheck` (every round) detects client data stored by model or loss code. `dpsgd.state_guard` compares the state of a
+module, but data may also be stored in a loss, a class, a closure or a list of the script. If such data change an
+output, they leak from one client into the next client's message past clip and noise. So a copy of the model at its
+initial weights is evaluated on a synthetic record twice a round, before anything of the round is released.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def _check_sizes(reads: RecordSampler, task: Task) -> None:
     if len(wrong):
         first = int(wrong[0])
         who = task.clients.name(int(here[first]))
-        found = f"silo {who} with {held[first]} records where the plan declares {declared[first]}"
+        found = f"silo {who} with {held[first]} records, while the plan declares {declared[first]}"
         pairs = (f"{name} = {size}" for name, size in zip(task.clients.names, held.tolist(), strict=False))
         sizes = f"{{ {', '.join(pairs)} }}" if task.clients.names else str(held.tolist())
         fix = f"set sizes = {sizes} in [recipe], or in its records, if they may be public"
         if task.clients.here is not None:
             fix = "declare this silo's own size in the plan's records, if it may be public"
-        raise DataError(found, "in every silo as many records as the plan declares", fix)
+        raise DataError(found, "as many records in every silo as the plan declares", fix)
 
 
 def check_layers(model: nn.Module) -> None:
@@ -185,7 +185,9 @@ class LeakCheck:
             self._check()
 
     def _check(self) -> None:
-        """Refuse changed outputs. Code that now raises is accepted if its captured graph runs on the records."""
+        """Refuse code whose outputs changed. Code that now raises is accepted if its captured graph runs on the
+        records.
+        """
         now = self.outputs()
         if self.reference and (now or self.trusted) and not relative_distance(self.reference, now) <= SAME:
             found = "a model or a loss whose output for a synthetic record has changed since the first round"

@@ -1,4 +1,4 @@
-"""Objectives with a written-out gradient, a chunk of clients at once: chains of dense layers, and linear models.
+"""Objectives with an explicit gradient formula for a chunk of clients: chains of dense layers, and linear models.
 
 The table in engines/objectives.py chooses them. They use neither autograd nor copies of the module.
 """
@@ -77,11 +77,11 @@ class Copies:
         return rows
 
     def untouched(self) -> None:
-        """Do nothing: these objectives run no module, so no module can store a client's data."""
+        """Do nothing: these objectives call no user module that could store a client's data."""
 
 
 class DenseClients(Copies):
-    """Gradients of m clients of Linear layers with ReLU, Tanh or Sigmoid between, and a loss with closed-form gradient.
+    """Gradients of m clients for a chain of Linear layers with ReLU, Tanh or Sigmoid, and a loss with known derivative.
 
     a_0 = x;  z_l = a_(l-1) W_l^T + c_l;  a_l = h(z_l);      r_L = d loss / d z_L;  r_(l-1) = (r_l W_l) * h'(z_(l-1))
     dW_l = r_l^T a_(l-1) / n,  dc_l = sum r_l / n
@@ -193,7 +193,7 @@ class DenseClients(Copies):
 
 
 class LinearClients(DenseClients):
-    """Gradients of m clients of one Linear layer, compiled where numba is installed; supports Moreau envelopes.
+    """Gradients of m clients for one Linear layer, compiled if numba is installed; supports Moreau envelopes.
 
     z = x W^T + c;  r = d loss / d z, e.g. softmax(z) - onehot(y);   dW = r^T x / n,  dc = sum r / n
     """

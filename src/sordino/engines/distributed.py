@@ -4,7 +4,7 @@
 
 Built on torch.distributed; called by engines/base.py. Rank 0 alone draws the cohort and the noise of a release,
 charges, steps and writes. The other ranks draw only a client's own random numbers: its batches, its dropout, and the
-noise of a solver that is private already.
+noise that a local solver adds.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from sordino.data.clients import Records
 from sordino.data.metrics import figures
+from sordino.dpsgd.processes import call_collective
 from sordino.engines.base import CPU, ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess, InProcessWorker, update_figures
 from sordino.engines.messages import END, Limits, Order
@@ -250,7 +251,7 @@ class Group:
         return body.cpu().numpy().tobytes()
 
     def bad_message(self, what: str) -> RankError:
-        return RankError(f"rank {self.rank} of {self.size} was sent {what}: is another program on its network port?")
+        return RankError(f"rank {self.rank} of {self.size} received {what}; is another program on its network port?")
 
     def share(self, vector: Tensor) -> Tensor:
         """Broadcast rank 0's `vector` into the vectors of the other ranks."""
@@ -276,7 +277,7 @@ class Group:
 
     def _together(self, call: Callable[..., object], *arguments: object, **options: object) -> None:
         try:
-            call(*arguments, **options)
+            call_collective(call, *arguments, **options)
         except RuntimeError as error:  # gloo and NCCL: a connection that closed, or nothing within the timeout
             late = "timed out" in str(error).lower()
             raise self.lost("was not heard of in time" if late else "is gone") from error
@@ -369,7 +370,7 @@ def _check_store(host: str, port: int, seconds: float) -> None:
             socket.create_connection((host, port), timeout=STORE_SECONDS).close()
             break
         if time.monotonic() > until:
-            raise RuntimeError(f"nobody listens at {host}:{port}")
+            raise RuntimeError(f"no process listens at {host}:{port}")
         time.sleep(0.1)
 
     def ask() -> None:
@@ -381,4 +382,4 @@ def _check_store(host: str, port: int, seconds: float) -> None:
     threading.Thread(target=ask, daemon=True).start()
     if not answered.wait(STORE_SECONDS):
         fix = "choose another port, torchrun's --master-port"
-        raise RuntimeError(f"what listens at {host}:{port} is not rank 0: {fix}")
+        raise RuntimeError(f"the program that listens at {host}:{port} is not rank 0: {fix}")

@@ -1,4 +1,4 @@
-"""The in-process engine: all clients in this process, a chunk of them batched or one at a time (objectives.py).
+"""In-process engine: runs all clients in this process, in batched chunks or one at a time (objectives.py).
 
 Called by loop.py. State that clients keep between rounds never leaves them: it is stored in the secret part of the
 checkpoint, and is in no message and no release.
@@ -227,7 +227,7 @@ class ClientStates:
         first = self.local.client_state(start)
         shapes = {name: (len(clients), *value.shape) for name, value in first.items()}
         if {name: tuple(value.shape) for name, value in states.items()} != shapes:
-            found = f"{self.local.kind!r}, whose solve left a client state {sorted(states)} of other names or shapes"
+            found = f"{self.local.kind!r}, whose solve returned states {sorted(states)} with wrong names or shapes"
             raise PartError(found, f"{sorted(first)}, each with one row per client")
         held = {name: value.detach().cpu() for name, value in states.items()}
         for i, client in enumerate(clients.tolist()):

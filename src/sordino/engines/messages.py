@@ -1,4 +1,4 @@
-"""Messages of a round as bytes: jobs and replies of silos, orders of rank 0. Called by remote.py and distributed.py.
+"""Byte formats of a round's messages: jobs and replies of silos, and requests of rank 0 to other ranks.
 
 Every message is a line of JSON, then arrays. Reading one cannot run code:
 
@@ -112,7 +112,7 @@ class Frame:
         return cls(kind, fields, _arrays(declared, memoryview(body)[end + 1 :]))
 
     def check_names(self, fields: Iterable[str], arrays: Iterable[str]) -> None:
-        """Refuse a message with other fields or arrays than the named ones and those of a round's public values."""
+        """Refuse a message with fields or arrays other than the named ones and those of a round's public values."""
         own = {name for name in self.arrays if self.kind == "round" and (name == "mask" or name.startswith(BROADCAST))}
         known = PUBLIC if self.kind == "round" else ()
         for found, needed in ((set(self.fields), {*fields, *known}), (set(self.arrays), {*arrays, *own})):
@@ -174,6 +174,13 @@ def distinct(array: Array, name: str, end: int) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
+def digest_or_none(value: Any) -> str:
+    """Return a SHA-256 in hexadecimal digits, or the empty string; refuse any other value."""
+    if not (isinstance(value, str) and re.fullmatch("([0-9a-f]{64})?", value)):
+        raise bad(f"encoding = {brief_repr(value)}", "64 hexadecimal digits, or none")
+    return value
+
+
 def public_bytes(size: int) -> int:
     """Return the largest size in bytes of a round's public values, for a model of `size` parameters."""
     return (8 + 4 * MOST_BROADCAST) * size
@@ -185,7 +192,8 @@ def public_bytes(size: int) -> int:
 @codec.hides_values
 @dataclass(frozen=True)
 class Job:
-    """Request to one client: train in one round, or (without `public` and `start`) say if it accepts the run's plan.
+    """Request to one client: to train in one round or, without `public` and `start`, to accept or refuse the run's
+    plan.
 
     The same request has the same `id` each time it is sent, and a silo answers it with the same bytes each time. The
     request of a simulation holds its seed; in a run with secure noise a request with a seed is refused.
@@ -200,6 +208,7 @@ class Job:
     public: Public | None = None
     start: Tensor | None = None  # [d]
     paid: int = 0  # charges of this run by the client's last receipt: a silo whose ledger has fewer refuses
+    encoding: str = ""  # SHA-256 of what the records mean to the server, where it knows: a silo with another refuses
 
     @property
     def admission(self) -> bool:
@@ -214,7 +223,7 @@ class Job:
     def to_bytes(self) -> bytes:
         deadline = self.deadline if math.isfinite(self.deadline) else None
         fields = {"run": self.run, "client": self.client, "mode": self.mode, "seed": self.seed, "deadline": deadline}
-        fields |= {"paid": self.paid, "plan": codec.dump(self.plan)}
+        fields |= {"paid": self.paid, "encoding": self.encoding, "plan": codec.dump(self.plan)}
         if self.public is None or self.start is None:
             return Frame("admission", fields).to_bytes()
         return Frame.of_round(self.public, fields, {"start": self.start.cpu().numpy()}).to_bytes()
@@ -225,7 +234,7 @@ class Job:
         frame = Frame.of_bytes(body, JOB_HEAD + 4 * size + public_bytes(size), JOB_HEAD)
         if frame.kind not in ("admission", "round"):
             raise bad(f"kind {brief_repr(frame.kind)}", "admission or round")
-        names = ("run", "client", "mode", "seed", "deadline", "paid", "plan")
+        names = ("run", "client", "mode", "seed", "deadline", "paid", "encoding", "plan")
         frame.check_names(names, {"start"} if frame.kind == "round" else ())
         job = cls._of_fields(*(frame.fields[name] for name in names))
         if frame.kind == "admission":
@@ -240,7 +249,9 @@ class Job:
         return replace(job, public=public, start=vector(frame.arrays["start"], "start", size))
 
     @classmethod
-    def _of_fields(cls, run: Any, client: Any, mode: Any, seed: Any, deadline: Any, paid: Any, table: Any) -> Job:
+    def _of_fields(
+        cls, run: Any, client: Any, mode: Any, seed: Any, deadline: Any, paid: Any, encoding: Any, table: Any
+    ) -> Job:
         if not (isinstance(run, str) and re.fullmatch("[0-9a-f]{32}", run)):
             raise bad(f"run = {brief_repr(run)}", "the 32 hexadecimal digits of a run")
         if mode not in get_args(Mode):
@@ -259,7 +270,7 @@ class Job:
         if deadline is not None and (type(deadline) not in (int, float) or not 0 <= deadline < math.inf):
             raise bad(f"deadline = {brief_repr(deadline)}", "seconds since 1970, or null")
         until = math.inf if deadline is None else float(deadline)
-        return cls(run, plan, client, mode, seed, until, paid=count(paid, "paid"))
+        return cls(run, plan, client, mode, seed, until, paid=count(paid, "paid"), encoding=digest_or_none(encoding))
 
 
 @lru_cache(maxsize=8)
@@ -280,7 +291,8 @@ def read_plan(written: str) -> Plan:
 class Reply:
     """One client's answer: a noised message, or the reason of a refusal, or neither (the client accepts the plan).
 
-    `charges` is the number of this run's charges in the client's ledger so far, this message included.
+    `charges` is the number of this run's charges in the client's ledger so far, this message included; `encoding` is
+    the SHA-256 of what the client's records mean (`Task.encoding_sha256`), in the answer to a question of admission.
     """
 
     job: str
@@ -288,9 +300,11 @@ class Reply:
     row: Tensor | None = None  # [d'], float32
     refused: str = ""
     charges: int = 0
+    encoding: str = ""
 
     def to_bytes(self) -> bytes:
         fields = {"job": self.job, "client": self.client, "refused": shorten(self.refused), "charges": self.charges}
+        fields["encoding"] = self.encoding
         return Frame("reply", fields, {} if self.row is None else {"row": self.row.cpu().numpy()}).to_bytes()
 
     @classmethod
@@ -303,11 +317,12 @@ class Reply:
         if not isinstance(refused, str) or len(refused) > 600:
             raise bad(f"refused = {brief_repr(refused)}", "text of at most 600 characters")
         sent = {"row"} if not refused and not job.admission else set[str]()
-        frame.check_names(("job", "client", "refused", "charges"), sent)
+        frame.check_names(("job", "client", "refused", "charges", "encoding"), sent)
         if fields["job"] != job.id or count(fields["client"], "client") != job.client:
             raise bad("an answer to another job", f"client {job.client}'s to this one: the same plan, round and start")
         row = vector(frame.arrays["row"], "row", length) if sent else None
-        return cls(job.id, job.client, row, refused, count(fields["charges"], "charges"))
+        charges, encoding = count(fields["charges"], "charges"), digest_or_none(fields["encoding"])
+        return cls(job.id, job.client, row, refused, charges, encoding)
 
 
 # ---- ranks ----------------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """Objectives, which compute the clients' gradients, and `PATHS`, which chooses one. Called by engines/inprocess.py.
 
-The first row of `PATHS` whose condition holds is taken. Conditions read public numbers alone (the plan, the shapes of
+The first row of `PATHS` whose condition holds is used. Conditions use public numbers only (the plan, the shapes of
 model and records), because the path is written to `engine.jsonl` and the number of a client's records is private.
-Gains are ratios of CPU seconds on one AVX2 core (interleaved, least of several) on models that nobody tuned for: linear
-617 x 26; MLPs of widths 93-41-7, 617-51-26 and 617-203-97-26; CNNs of odd channels. A path that gains less than 1.2
-is not kept. `python benchmarks/own/paths.py` measures them again. Inside a path two more choices are made:
+Speed-ups are ratios of CPU seconds on one AVX2 core (interleaved, least of several), on models not used for tuning:
+linear 617 x 26; MLPs of widths 93-41-7, 617-51-26 and 617-203-97-26; CNNs of odd channels. A path that gains less than
+1.2 is not kept. `python benchmarks/own/paths.py` measures them again. Inside a path two more choices are made:
 compiled loops (`LinearClients`: numba, float32 records on a CPU, a shipped loss) gain 1.36; one backward pass for all
 records (`OneClient`: an L2 clip, no layer that mixes records) gains 3.3 on the MNIST CNN.
 """
@@ -259,7 +259,9 @@ NOMINAL = 32  # records of a step, for the rule above, where the plan does not s
 
 @dataclass(frozen=True)
 class ExecutionPath:
-    """One way to compute clients' gradients; with `always`, `when` is not asked if the user names this path."""
+    """One way to compute clients' gradients. If the user names the path and `always` is set, condition `when` is
+    ignored.
+    """
 
     path: Path
     when: Callable[[Plan, Task], bool]

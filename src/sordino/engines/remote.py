@@ -1,4 +1,4 @@
-"""The engine of a deployment: training loop on a server, records and noise in silos. Used by federation/.
+"""Remote engine of a deployment: the training loop runs on a server, training and noise in silos. Used by federation/.
 
     server:  job per client  --transport-->  silo  --transport-->  noised row and a receipt  -->  sum of the rows
     silo:    job -> answered before? the same bytes -> policy -> solve, encode -> charge -> noise -> store -> send
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
@@ -119,6 +119,7 @@ class RemoteWorker(Worker):
     def __init__(self, engine: Remote, plan: Plan, task: Task, streams: Streams) -> None:
         self.engine, self.plan, self.task, self.streams = engine, plan, task, streams
         self.length, self.paid = plan.length(task.layout.size), dict(engine.charges)
+        self.encoding = "" if task.encoding is None else task.encoding.sha256
 
     @property
     def header(self) -> dict[str, str | int]:
@@ -136,11 +137,32 @@ class RemoteWorker(Worker):
         heard = self._ask_until(wanted, lambda found: len(found.replies) >= least)
         if heard.refused:
             client, why = min(heard.refused.items())
-            raise EngineError(f"client {client}, which refuses this plan ({why})", "a plan that every policy allows")
+            found = f"{self.name(client)}, which refuses this plan ({why})"
+            raise EngineError(found, "a plan that all policies allow")
+        self._check_encodings({client: reply.encoding for client, reply in sorted(heard.replies.items())})
+
+    def name(self, client: int) -> str:
+        """Return a client's number for errors, with its name if the transport has names."""
+        names: Sequence[str] = getattr(self.engine.transport, "names", ())
+        return f"client {client} ({names[client]})" if names else f"client {client}"
+
+    def _check_encodings(self, found: Mapping[int, str]) -> None:
+        """Refuse a run whose silos encode their records differently, so that a column has different meanings."""
+        known = [each for each in found.values() if each]
+        usual = self.encoding or max(known, key=known.count, default="")
+        others = [client for client, own in found.items() if own != usual]
+        if others:
+            whose = "the server's" if self.encoding else "that of most silos"
+            said = ", ".join(f"{self.name(client)} has {found[client][:12] or 'none'}" for client in others)
+            fix = "copy the columns, target, classes and person of fed.toml into silo.toml; see docs/deploy.md"
+            raise EngineError(
+                f"an encoding of records that differs from {whose} ({usual[:12]}): {said}", "one encoding", fix
+            )
 
     def _job(self, client: int) -> Job:
         seed = getattr(self.streams, "seed", None) if self.streams.mode == "simulation" else None
-        return Job(self.engine.run, self.plan, client, self.streams.mode, seed, paid=self.paid.get(client, 0))
+        paid = self.paid.get(client, 0)
+        return Job(self.engine.run, self.plan, client, self.streams.mode, seed, paid=paid, encoding=self.encoding)
 
     def collect(self, job: ClientJob) -> Collected:
         """Return the sum of the silos' messages; no silo is asked if the cohort is smaller than the release allows."""
@@ -247,6 +269,14 @@ def worker_of(plan: Plan, task: Task, source: Streams) -> InProcessWorker:
     return InProcess(own_noise=True).prepare(plan, task, source)
 
 
+def check_encoding(job: Job, task: Task) -> None:
+    """Refuse a job of a server to which the coordinates of a record mean something else than to this silo."""
+    if job.encoding not in ("", task.encoding_sha256):
+        found = f"an encoding of records {task.encoding_sha256[:12]} in this silo and {job.encoding[:12]} on the server"
+        fix = "compare the columns, target, classes and person of silo.toml with the server's fed.toml"
+        raise ConfigError(found, "the same columns, order, categories, ranges and classes in both", fix)
+
+
 def noised_reply(worker: InProcessWorker, job: Job, pay: Callable[[Job], int]) -> Reply:
     """Train, encode, charge, add noise and return the reply to one job."""
     if job.public is None or job.start is None:
@@ -281,7 +311,7 @@ class Silo:
             return before
         if self.now() > job.deadline:
             needed = "a job that the server still waits for"
-            raise DataError("a job past its deadline", needed, "none: nothing was charged")
+            raise DataError("a job past its deadline", needed, "nothing to do: nothing was charged")
         try:
             return self._new_reply(job)
         except (UserError, BudgetError) as error:
@@ -290,13 +320,14 @@ class Silo:
     def _new_reply(self, job: Job) -> bytes:
         if job.client not in self.task.clients.held:
             raise DataError(f"a job for client {job.client}", "a job for this silo's client number")
+        check_encoding(job, self.task)
         self.allows(job)
         key = (job.plan.hash, job.mode, job.seed)
         if key not in self._workers:  # only the last worker is stored
             self._workers.clear()
             self._workers[key] = worker_of(job.plan, self.task, streams(job.mode, job.seed or 0))
         if job.admission:
-            return Reply(job.id, job.client).to_bytes()
+            return Reply(job.id, job.client, encoding=self.task.encoding_sha256).to_bytes()
         made = noised_reply(self._workers[key], job, self.store.charge).to_bytes()
         self.store.store(job, made)
         return made

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from sordino.config import Config, load_config
+from sordino.data.files import PARQUET, CsvFormat
 from sordino.data.lineage import load_initial
+from sordino.data.tables import encoded_rows
 from sordino.engines.remote import Remote
 from sordino.errors import ConfigError, SordinoError
 from sordino.federation.flower_api import FlowerTransport, flower
 from sordino.federation.secagg import SecAggEngine
-from sordino.federation.silo_service import model_and_loss
 from sordino.runs.execution import execute
 from sordino.task import PublicSource, Task
 
@@ -69,24 +70,27 @@ def silos_of(config: Config) -> tuple[str, ...]:
 
 def server_task(config: Config) -> Task:
     """Return the server's task: the model and public test rows, without any silo's records."""
-    spec = config.federation
-    if spec is None or not spec.inputs:
+    spec, encoding = config.federation, config.task.encoding
+    if spec is None or not config.record[0]:
         return config.build().as_server()
-    test = None
-    if spec.test is not None:
+    test, (shape, classes) = None, config.record
+    if spec.test is not None and encoding is not None and Path(spec.test).suffix in (".csv", *PARQUET):
+        given = CsvFormat(**config.task.options.get("format", {}))
+        test = encoded_rows(encoding, Path(spec.test), given)
+    elif spec.test is not None:
         try:
             with np.load(Path(spec.test), allow_pickle=False) as held:
                 test = held["x"], held["y"]
         except (OSError, ValueError, KeyError) as error:
             found = f"{spec.test}, which cannot be read ({error})"
-            raise ConfigError(found, "an .npz file of public rows x and y") from None
-    model, loss = model_and_loss(config, spec.inputs, spec.classes)
+            raise ConfigError(found, "an .npz file of public rows x and y, or a table (.csv)") from None
+    model, loss, _ = config.model_and_loss(shape, classes)
     model, init = (model, None) if config.task.init is None else load_initial(model, config.task.init)
     task = Task.server(model, len(spec.silos), test, loss, own_code=config.task.own_code)
     # [task] names the silos' private rows; what it declares of columns (ranges, categories) is public all the same
     values = config.task.source(labels=False).values
     source = PublicSource(f"rows of {Path(spec.test or '').name}", "the configuration: [federation] test", values)
-    return replace(task, init=init, metrics=config.run.metrics, source=source)
+    return replace(task, init=init, metrics=config.run.metrics, source=source, encoding=encoding)
 
 
 def unused_client_app() -> Any:

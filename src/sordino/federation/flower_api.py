@@ -211,6 +211,11 @@ class FlowerTransport:
     offers: ClassVar[frozenset[str]] = frozenset()
     name: ClassVar[str] = "flower"
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the clients in errors."""
+        return self.silos
+
     def ask(self, jobs: Mapping[int, Job], timeout: float) -> Iterator[tuple[int, bytes]]:
         """Send each silo its job, and yield the replies that arrive within the timeout."""
         yield from self.exchange({silo: job.to_bytes() for silo, job in jobs.items()}, time.time() + timeout)

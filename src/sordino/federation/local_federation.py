@@ -260,6 +260,8 @@ def run_locally(
         names = names or tuple(f"silo{i}" for i in range(config.plan.clients.population))
         config = replace(config, federation=FederationSpec(silos=names))
     assert config.federation is not None
+    config = replace(config, federation=replace(config.federation, simulated=True), task=config.task.absolute())
+    assert config.federation is not None
     if not resume and (out.exists() or home.exists()):
         there = out if out.exists() else home
         found = f"{there}, a folder that exists already"

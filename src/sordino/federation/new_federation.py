@@ -26,7 +26,7 @@ from jinja2 import StrictUndefined, Template
 from sordino.accounting import accountant
 from sordino.accounting.accountant import LARGEST_DEFAULT, few, meaning_of_delta
 from sordino.accounting.composition import Participation
-from sordino.config import Config, load_config
+from sordino.config import Config, TaskSpec, load_config
 from sordino.errors import ConfigError
 from sordino.federation.app import silos_of
 from sordino.federation.flower_api import WANTED, flower
@@ -115,8 +115,8 @@ def silo_files(config: Config, place: int) -> dict[str, str]:
     """Return the contents of one silo's files by path; the silo's operator fills in data and limits."""
     name, node, policy = silos_of(config)[place], FIRST_NODE + place, config.plan.release.kind != "no_noise"
     own: dict[str, Any] = {"name": name, "node": f"127.0.0.1:{node}", "secret": "node.secret"}
-    own |= {"dataset": config.task.dataset, "options": dict(config.task.options)}
-    own |= {"group": name} if config.task.named else {}
+    own |= {"dataset": config.task.dataset, "options": silo_options(config.task, name)}
+    own |= {"group": name} if config.task.named and "files" not in config.task.options else {}
     own |= {} if policy else {"policy": ""}
     link = "/srv/sordino/supernode.sh SERVER:PORT"
     serve = "/srv/sordino/.venv/bin/sordino silo serve /srv/sordino"
@@ -128,6 +128,14 @@ def silo_files(config: Config, place: int) -> dict[str, str]:
         "supernode.service": rendered("unit.service", what="Flower SuperNode", command=link),
         "sordino.service": rendered("unit.service", what=f"Sordino silo {name}", command=serve),
     }
+
+
+def silo_options(task: TaskSpec, name: str) -> dict[str, Any]:
+    """Return the options of a silo's own data: of a file for every silo its own, beside silo.toml; no test rows."""
+    options = {key: value for key, value in task.options.items() if key not in ("files", "test")}
+    if "files" in task.options:
+        return {"path": f"{name}.csv", **options}
+    return options
 
 
 # ---- keys and certificates of a federation on one machine ------------------------------------------------------------

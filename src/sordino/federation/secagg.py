@@ -38,7 +38,7 @@ from sordino.accounting.bounds import Unit
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcessWorker
 from sordino.engines.messages import Job, count
-from sordino.engines.remote import Remote, RemoteWorker, worker_of
+from sordino.engines.remote import Remote, RemoteWorker, check_encoding, worker_of
 from sordino.errors import BudgetError, DataError, EngineError, QuorumError, UserError, brief_repr, shorten
 from sordino.federation.flower_api import flower
 from sordino.parts.releases import NoiseShares
@@ -258,6 +258,7 @@ class SecAggClient:
             except Exception:
                 found = f"a share from member {brief_repr(name)} that cannot be decrypted"
                 raise DataError(found, "a share encrypted for this silo") from None
+        check_encoding(job, self.task)
         self.allows(job)
         clean = row_on_grid(worker_of(job.plan, self.task, streams(job.mode, job.seed or 0)), job)
         charges = self.charge(job, message.session)

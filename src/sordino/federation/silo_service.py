@@ -14,18 +14,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from sordino import codec
 from sordino.accounting.bounds import Unit
 from sordino.certificate.facts import OwnCode
 from sordino.config import Config, load_config
 from sordino.data.datasets import load
+from sordino.data.records import Dataset
 from sordino.engines.messages import Job
 from sordino.engines.remote import InMemoryReplyStore, Silo
 from sordino.errors import ConfigError, SordinoError, shorten
@@ -36,8 +36,6 @@ from sordino.ledger.budget import SiloCost
 from sordino.ledger.journal import RESTORES
 from sordino.ledger.ledger import Ledger, Receipt
 from sordino.ledger.policy import Policy
-from sordino.models import build_seeded
-from sordino.parts.losses import CrossEntropy, Loss, Mse
 from sordino.parts.releases import NoNoise
 from sordino.task import Task
 
@@ -75,31 +73,42 @@ class SiloSpec:
         return found
 
 
-def model_and_loss(config: Config, inputs: tuple[int, ...], classes: int) -> tuple[torch.nn.Module, Loss]:
-    """Return the federation's model with seeded initial weights, equal on every machine, and its loss.
-
-    The default loss is cross entropy for classes and squared error for a number.
-    """
-    model = build_seeded(config.task.model, inputs, classes or 1, config.run.seed)
-    return model, config.task.loss or (CrossEntropy() if classes else Mse())
-
-
 def model_hash(config: Config) -> str:
-    """Return the SHA-256 of the file's model and loss sections, by which policies list the models they allow."""
-    spec = config.federation
-    shape = {} if spec is None else {"inputs": list(spec.inputs), "classes": spec.classes}
-    return codec.digest({"model": config.task.model, "loss": config.task.loss, **shape})
+    """Return the SHA-256 of the file's model, loss and columns, by which policies list the models they allow."""
+    encoding, (shape, classes) = config.task.encoding, ((), 0) if config.federation is None else config.record
+    known = {"inputs": list(shape), "classes": classes, "encoding": None if encoding is None else encoding.sha256}
+    return codec.digest({"model": config.task.model, "loss": config.task.loss, **known})
 
 
-def silo_task(config: Config, spec: SiloSpec) -> Task:
-    """Return a silo's task: the federation's model, and this silo's rows of its data set."""
+def silo_data(folder: Path, spec: SiloSpec) -> Dataset:
+    """Load the data set of silo.toml; its files are relative to the silo's folder."""
+
+    def there(given: Any) -> Any:
+        return [str(folder / one) for one in given] if isinstance(given, list) else str(folder / str(given))
+
+    files = {key: there(value) for key, value in spec.options.items() if key in ("path", "files", "test")}
+    try:
+        return load(spec.dataset, **{**spec.options, **files})
+    except TypeError as error:  # a value of the wrong type
+        raise ConfigError(f"options in silo.toml ({error})", f"options of {spec.dataset}") from None
+
+
+def silo_task(config: Config, spec: SiloSpec, folder: Path = Path()) -> Task:
+    """Return a silo's task: the federation's model, and this silo's rows of its data set.
+
+    A table must mean what the federation's file declares: the same columns in one order, categories, ranges, classes.
+    """
     names = () if config.federation is None else config.federation.silos
     if config.federation is None or spec.name not in names:
         raise ConfigError(f"silo {spec.name!r}", "a silo of fed.toml", codec.nearest(spec.name, list(names)))
     place = names.index(spec.name)
     if spec.simulated:
         return config.build().as_silo(place)
-    data = load(spec.dataset, **spec.options)
+    data, agreed = silo_data(folder, spec), config.task.encoding
+    if agreed is not None and data.encoding is not None and agreed.differs(data.encoding):
+        found = f"columns in silo.toml that differ from those of fed.toml: {agreed.differs(data.encoding)}"
+        fix = "copy [task.options.columns], target, classes and person from fed.toml; put other columns into ignore"
+        raise ConfigError(found, "the encoding of the federation", fix)
     x, y, classes = data.x, data.y, data.classes or 0
     if spec.group:
         if data.groups is None or spec.group not in data.names:
@@ -107,8 +116,13 @@ def silo_task(config: Config, spec: SiloSpec) -> Task:
             raise ConfigError(found, f"a natural silo of {spec.dataset}", codec.nearest(spec.group, known))
         mine = data.groups == np.unique(data.groups)[list(data.names).index(spec.group)]
         x, y = x[mine], y[mine]
-    model, loss = model_and_loss(config, config.federation.inputs or x.shape[1:], classes)
-    return Task.silo(model, place, len(names), (x, y), loss, own_code=config.task.own_code)
+    shape = config.record[0] or x.shape[1:]
+    if shape != x.shape[1:]:
+        found = f"records of shape {list(x.shape[1:])} in the data of silo.toml"
+        raise ConfigError(found, f"records of shape {list(shape)}, as [federation] says")
+    model, loss, _ = config.model_and_loss(shape, classes)
+    task = Task.silo(model, place, len(names), (x, y), loss, own_code=config.task.own_code)
+    return replace(task, encoding=data.encoding)
 
 
 # ---- policy and ledger -----------------------------------------------------------------------------------------------
@@ -215,7 +229,7 @@ def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None
             print(json.dumps({"status": line}) if as_json else line, flush=True)
         last = line
 
-    service = SiloService.open(folder, spec, silo_task(config, spec), model_hash(config), log)
+    service = SiloService.open(folder, spec, silo_task(config, spec, folder), model_hash(config), log)
     place = secret or (folder / spec.secret if spec.secret else None)
     try:
         shared = None if place is None else place.read_bytes()

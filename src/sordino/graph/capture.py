@@ -1,9 +1,9 @@
-"""Capture of a module's forward as graphs on synthetic records, and their grades; called by dpsgd, data and engines.
+"""Capture of a module's forward as graphs, on synthetic records, and the check of each graph for independent records.
 
-torch.fx is tried first: layers of torch.nn stay the user's own objects, calls of them are nodes. Where fx cannot
-follow (loops over shapes, branches on them), torch.export is tried. Both refuse branches on data, and both freeze what
-Python objects outside the module hold. A capture is used only if it answers as the module does afterwards, with the
-same gradients. `Tracing` holds the graphs of one module, one for each kind of arguments, with the proof of each
+torch.fx is tried first: layers of torch.nn stay the user's own objects, and calls of them are nodes. If fx cannot
+capture the code (loops over shapes, branches on them), torch.export is tried. Both refuse branches on data, and both
+treat values of Python objects outside the module as constants. A capture is used only if its outputs and gradients
+equal the module's. `Tracing` holds the graphs of one module, one for each kind of arguments, with the proof of each
 (`flow`); `chained` reads off a graph whether a model is a chain of layers, x -> layer -> layer -> scores.
 """
 
@@ -39,10 +39,11 @@ _NOT_WRITTEN = ("torch", "builtins", "abc", "typing")  # by the user: classes of
 def capture(
     module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool], leaf: Leaf = torch_layer
 ) -> Captured:
-    """Return the graph of `module(*args, **kwargs)`, which has the module's own answers and gradients.
+    """Return the graph of `module(*args, **kwargs)`, checked to give the module's outputs and gradients.
 
     Only shapes and dtypes of records are read. `records` marks the arguments with one slice per record,
-    and `leaf` which modules stay whole. By fx, which is fast, the module is captured twice, the same both times.
+    and `leaf` says which modules stay single nodes. With fx, which is fast, the module is captured twice, and the two
+    captures must be equal.
     """
     inputs, form = flat(args, kwargs)
     sample = synthetic_batch(inputs, records, RECORDS)
@@ -64,7 +65,7 @@ def capture(
     raise UntraceableError("; ".join(dict.fromkeys(reasons)))
 
 
-_CHANGES = "two captures of forward differ: Python state or Python's random numbers decide in it"
+_CHANGES = "two captures of forward differ, because it depends on Python state or on Python's random numbers"
 
 
 def _alike(first: Captured, second: Captured) -> bool:
@@ -76,7 +77,7 @@ def _alike(first: Captured, second: Captured) -> bool:
 
 @contextmanager
 def restored_state(module: nn.Module) -> Iterator[None]:
-    """Context after which attributes and buffers of the module, its submodules and their classes are as before."""
+    """Context that restores attributes and buffers of the module, its submodules and their classes at its end."""
     parts = list(module.modules())
     tables = [vars(part) for part in parts]
     tables += [vars(part)[name] for part in parts for name in ("_buffers", "_parameters", "_modules")]
@@ -185,7 +186,9 @@ def _line(error: Exception) -> str:
 
 
 def _finished(graph: fx.Graph, owner: nn.Module, whole: _FlatModule, sample: Sequence[Any], source: str) -> Captured:
-    """Return the graph with the names of the user's module, and with its constants as further inputs."""
+    """Return the captured graph with the parameter names of the user's module, and with its constants as further
+    inputs.
+    """
     constants: list[Tensor] = []
     last = next((n for n in reversed(graph.nodes) if n.op == "placeholder"), None)
     for node in [n for n in graph.nodes if n.op in ("call_module", "get_attr")]:
@@ -390,7 +393,7 @@ class Tracing:
         self.graphs, self.known, self.samples = {}, {}, []
 
     def _alone(self, graph: Captured, sample: list[Any], form: TreeSpec, records: Sequence[bool]) -> bool:
-        """Return whether a record alone has the same output as in a larger batch; True for random outputs."""
+        """Return whether a record by itself has the same output as in a larger batch; True for random outputs."""
         singles = [[x[j : j + 1] if own else x for x, own in zip(sample, records, strict=True)] for j in range(RECORDS)]
         whole, again = (answers(graph, self.module, sample, form, seed) for seed in (0, 1))
         if not close(whole, again):

@@ -1,4 +1,4 @@
-"""The data type of a captured graph, synthetic records, and capture by torch.export.
+"""Captured graphs as a data type, synthetic records, and capture by torch.export.
 
 Called by `capture` and `flow`, and by the code of dpsgd, data and task that runs graphs.
 """
@@ -64,7 +64,9 @@ class Captured:
         return tree_unflatten(leaves, self.answer)
 
     def fed(self, inputs: Sequence[Any]) -> list[Tensor]:
-        """Return the graph's inputs: the tensors among the flat arguments, then the graph's constants."""
+        """Return the tensors that a graph takes as inputs: those among the flat arguments, then the graph's
+        constants.
+        """
         constants = [tensor.clone() for tensor in self.constants] if self.writes else self.constants
         return [*(x for x in inputs if isinstance(x, Tensor)), *constants]
 
@@ -226,7 +228,7 @@ def export_graph(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Context without warnings and logs of torch.export, whose errors are reported in our own sentence."""
+    """Context without warnings and logs of torch.export, whose errors this package reports itself."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,12 +1,12 @@
 """Proof that in a captured graph no record of a batch influences another, from its operations. Called by `capture`.
 
-The graph runs on synthetic batches of two sizes, and every ATen operation is looked up in `rules`. Proved is
+The graph runs on synthetic batches of two sizes, and every ATen operation is looked up in `rules`. The proved claim is
 
     graph(batch)[j] = h(record j)      for every batch, every size of batch and every record
 
-under three conditions that are checked for each operation: (1) its rule states where the records lie in the output;
-(2) in both runs the output has the shape that this says, and is otherwise of the same shape; (3) its numbers (factors,
-divisors, dimensions) are the same in both runs. The number of records is an integer that Python may compute with: it
+under three conditions that are checked for each operation: (1) its rule states the record axis of the output; (2) in
+both runs the output's shape agrees with this axis, and is otherwise the same; (3) its numbers (factors, divisors,
+dimensions) are the same in both runs. The number of records is an integer that Python may compute with: it
 may only be multiplied, added and used as a size, so a function of it that is equal for two sizes is constant (3).
 Gradients follow: the loss of record j is a function of record j alone, and so is its derivative.
 """
@@ -100,7 +100,9 @@ class _Step:
 
 
 class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """One run of the graph; the second run compares each operation with the first run's and applies the rules."""
+    """One run of the graph; the second run compares each operation with that of the first run, and applies the
+    rules.
+    """
 
     def __init__(self, records: int, known: list[_Step] | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -202,7 +204,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if differing != ([] if rows is None else [rows.dim]):
             raise MixesError(f"{base}, whose shape depends on the number of records")
         if rows is not None and [before[rows.dim], leaf.shape[rows.dim]] != [rows.size(count) for count in BATCHES]:
-            raise MixesError(f"{base}, whose shape has no axis of the records")
+            raise MixesError(f"{base}, whose output has no axis for the records")
         return rows
 
     def _holds(self, arguments: dict[str, Any], position: bool = False) -> bool:

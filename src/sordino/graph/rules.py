@@ -1,4 +1,4 @@
-"""Rules of ATen operations and their table: where records lie in an output, given where they lie in the inputs.
+"""Table of rules for ATen operations: the record axis of an output, given the record axes of the inputs.
 
 Read by `flow`. A tensor of a batch has one dimension along which records lie. With o = outer, b records and i = inner
 entries for each,
@@ -58,7 +58,7 @@ class Call:
     records: int
 
     def of(self, name: str) -> Rows | None:
-        """Return where records lie in an argument; None for a public tensor or no tensor."""
+        """Return the record axis of an argument; None for a tensor without records, or no tensor."""
         value = self.arguments.get(name)
         return self.rows(value) if isinstance(value, Tensor) else None
 
@@ -68,7 +68,7 @@ class Call:
         return found
 
     def own(self, name: str = "self") -> Rows:
-        """Return where records lie in an argument; refuse a call with records only in other arguments."""
+        """Return the record axis of an argument; refuse a call with records only in other arguments."""
         found = self.of(name)
         if found is None:
             raise MixesError(f"{self.name} with records in other arguments than '{name}'")
@@ -80,7 +80,7 @@ class Call:
         return {_place(d, width) for d in ([named] if isinstance(named, int) else named or [])}
 
     def public(self, *names: str) -> None:
-        """Refuse records in these arguments."""
+        """Refuse a call with records in these arguments."""
         if any(self.of(name) is not None for name in names):
             raise MixesError(f"{self.name} with records in {' or '.join(names)}")
 
@@ -170,7 +170,7 @@ def select(call: Call) -> Rows:
 
 
 def along(call: Call) -> Rows:
-    """Rule of operations along dimensions, which stay: slices, softmax, cumulative sums, sorting, splitting."""
+    """Rule of operations along named dimensions that keep them: softmax, cumulative sums, sorting, splitting."""
     rows, dims = call.own(), call.dims()
     if not dims:
         raise call.mixes("over all entries of a batch")
@@ -217,9 +217,9 @@ def reduction(call: Call) -> Rows:
 
 
 def product(left: Rows | None, right: Rows | None, call: Call, batched: int = 0) -> Rows:
-    """Return where records lie in the product [..., n, k] x [..., k, m].
+    """Return the record axis of the product [..., n, k] x [..., k, m].
 
-    They may lie along n or m, or along the same leading dimension of both factors.
+    Records may lie along n or m, or along the same leading dimension of both factors.
     """
     if left is not None and right is not None:
         if left == right and left.dim < batched:

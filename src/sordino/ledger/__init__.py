@@ -1,1 +1,1 @@
-"""The ledger of a data set, and everything else that outlives one run: charges, budgets, the policy of a silo."""
+"""Ledgers of data sets: charges over all runs, budgets of clients, and the data-use policy of a silo."""

@@ -53,7 +53,7 @@ def _releases_per_round(plan: Plan) -> int:
 # ---- a budget per client
 @dataclass(frozen=True)
 class Filter:
-    """Privacy filter: number of `allowed` and of `spent` rounds of every client.
+    """Privacy filter over rounds: numbers of `allowed` and of `spent` rounds of every client.
 
     Where the batches of an epoch are disjoint, releases of one record are counted instead of rounds: a round costs one
     for each epoch that it begins or, if the round is repeated, for each epoch that it reads from.
@@ -80,7 +80,9 @@ class Filter:
         self.ask(cohort, t)
 
     def ask(self, cohort: Cohort, t: int) -> None:
-        """Count a charged round without a check of the budget; also for rounds replayed from a charge log."""
+        """Count a charged round for its cohort, without a check of the budget; also for rounds read from a charge
+        log.
+        """
         self.spent[cohort] += self._cost(cohort, t)
         if self.epochs is not None:
             self.epochs.note(cohort, t)
@@ -88,9 +90,10 @@ class Filter:
             self.elsewhere.ask(cohort, t)
 
     def add_receipts(self, refused: Iterable[int], charged: Iterable[tuple[int, int]], t: int) -> None:
-        """Correct the counts of round t by receipts: a refusal costs nothing; a killed silo may charge twice.
+        """Correct the counts of round t by the silos' receipts: a silo that refused is not charged, and a silo that
+        was killed may have charged twice.
 
-        Where epochs are counted, every charge beyond the requested ones counts as one whole round.
+        If epochs are counted, every charge beyond the requested ones counts as one whole round.
         """
         if self.elsewhere is None:
             return
@@ -110,7 +113,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class Epochs:
-    """Epochs of every silo's records so far: the last epoch that was read, and the rounds in which each silo was."""
+    """Progress of every silo through its records: the last epoch that was read, and the silo's rounds."""
 
     reads: RecordSampler
     steps: int  # of a silo in one round
@@ -118,7 +121,9 @@ class Epochs:
     read: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
 
     def begun(self, cohort: Cohort, t: int) -> Counts:
-        """Return how many epochs round t begins for each client; if repeated, how many it reads from."""
+        """Return how many epochs round t begins for each client; if the round is repeated, how many epochs it reads
+        from.
+        """
         first, end = self._touched(cohort, t)
         again = self.read[t][cohort] if t in self.read else np.zeros(len(cohort), dtype=np.bool_)
         cost: Counts = np.where(again, end - first + 1, end - np.maximum(self.last[cohort], first - 1))
@@ -137,7 +142,7 @@ class Epochs:
 def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None = None) -> Filter:
     """Return the filter of a plan whose cohorts are visible; `own` overrides the budget of single clients."""
     if plan.clients.random and not {"cohort", "messages"} & plan.release.sees:  # of either unit
-        found = "a budget per client where the cohort is secret, so that a refused round would reveal the cohort"
+        found = "budgets per client in a plan with secret cohorts: a refused round would reveal its cohort"
         needed = "a release that shows the cohort (noise_shares, local_noise), or a public sampler"
         raise PlanError("client budget", found, needed, "change release or sampler, or drop the client budgets")
     digest, population, reads = plan.hash, plan.clients.population, plan.local.reads
@@ -168,7 +173,7 @@ def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) ->
     first = int(over[0])
     who = repr(names[first]) if names else str(first)
     often = "about " * plan.clients.random + f"{needed[first]:.4g}"
-    found = f"{plan.rounds} rounds, {often} of them with client {who}, whose budget allows {allowed[first]}"
+    found = f"{plan.rounds} rounds, {often} of them with client {who}, whose budget allows {allowed[first]} rounds"
     fix = "fewer rounds, more noise (sordino calibrate), or a larger budget"
     raise PlanError("client budget", found, "a plan within the clients' budgets", fix)
 
@@ -219,7 +224,7 @@ def _line(plan: Plan, client: int, n: int) -> Line:
 # ---- charges of deployed runs
 @dataclass(frozen=True)
 class SiloCost:
-    """Cost of a plan for one silo's data against one adversary, as charges to the silo's ledger."""
+    """Privacy cost of a plan to one silo's data, as charges to the silo's ledger, against one adversary."""
 
     plan: Plan
     silo: int
@@ -239,7 +244,8 @@ class SiloCost:
 
     @property
     def asked(self) -> Request:
-        """Request for admission: all planned rounds; with random cohorts the expected number of this silo's rounds."""
+        """Request for admission to the ledger: the cost of all planned rounds; with random cohorts, of the expected
+        number of rounds with this silo."""
         line = self.plan.forecast.line(self.adversary, self.silo)
         if self.whole:
             items = tuple(Item(event, count) for event, count in line.entries if count)
@@ -252,7 +258,7 @@ class SiloCost:
         return Request(self.plan.unit, line.relation, items, self.plan.hash)
 
     def job(self, t: int) -> tuple[Item, ...]:
-        """Return the cost of one message of round t; in a run that is charged whole, of a repeated message."""
+        """Return the cost of one message of round t; in a run charged at admission, the cost of a repeated message."""
         if self.plan.release.correlated:  # a repeated round with correlated noise has no bound
             return (Item(Unprotected()),)
         blocks, entries = self._blocks(t), self._line(1).entries
@@ -301,7 +307,9 @@ class ClientCharges:
         return np.zeros(len(cohort), dtype=np.bool_) if not known else np.isin(cohort, list(known))
 
     def ask(self, cohort: Cohort, t: int) -> None:
-        """Count a request for round t; later rounds then start from another model, so their jobs are new."""
+        """Count a request to the cohort for round t; jobs of later rounds are then new, since they start from another
+        model.
+        """
         fresh = cohort[~self.again(cohort, t)]
         self.replayed += [t] * (len(cohort) > 0 and len(fresh) == 0)
         self.asked[fresh] += 1
@@ -311,7 +319,7 @@ class ClientCharges:
             self.open.setdefault(t, set()).update(cohort.tolist())
 
     def add_receipts(self, refused: Iterable[int], charged: Iterable[tuple[int, int]], t: int) -> None:
-        """Add who refused round t, and the total number of charges that every other client reports."""
+        """Record the clients that refused round t, and the total number of charges that each other client reports."""
         for client in refused:
             self.asked[client] = max(0, self.asked[client] - 1)
             self.since[client] -= 1

@@ -42,7 +42,7 @@ MARK = 0x536F7264  # application_id of a ledger
 BACKUP = 0x536F7242  # application_id of a backup, to which nothing is charged
 SLOT = 512  # bytes of a slot of the head file
 ROOT = hashlib.sha256(b"sordino ledger").hexdigest()
-RESTORES = "bring back the newest file, or: sordino ledger restore BACKUP LEDGER"
+RESTORES = "put the newest copy of the file back, or: sordino ledger restore BACKUP LEDGER"
 FREE = "a ledger that is not locked"
 MAKES = "create a ledger with: sordino ledger limit"
 _TABLES = (
@@ -116,7 +116,7 @@ class HeadFile:
                 os.fdatasync(file.fileno())
 
     def replace(self, head: Head, mode: int) -> None:
-        """Write `head` whatever the file said before; for a ledger that was restored from a backup."""
+        """Overwrite the file with `head`, for a ledger that was restored from a backup."""
         os.replace(self._partial(head, mode), self.path)
         durable_files.sync(self.path.parent)
 
@@ -132,13 +132,15 @@ class HeadFile:
     def _newest(self, data: bytes) -> Head:
         found = [head for head in (Head.of_bytes(data[:SLOT]), Head.of_bytes(data[SLOT : 2 * SLOT])) if head]
         if not found:
-            fix = "bring back the file, or restore the ledger from a backup (sordino ledger restore)"
+            fix = "put the file back, or restore the ledger from a backup (sordino ledger restore)"
             raise StorageError(f"{self.path}, which is damaged", "the head file of a ledger", fix)
         return max(found, key=lambda head: head.lines)
 
 
 class Journal:
-    """The database of a ledger: lines in order, and messages by job; `head` is the last line that was checked."""
+    """Database of a ledger: its lines in order, and stored messages by job; `head` is the last line that was
+    checked.
+    """
 
     def __init__(self, path: Path, wait: float, create: bool = False) -> None:
         self.path, self.wait, self.head_file, self.head = path, wait, HeadFile.of(path), Head()
@@ -190,7 +192,7 @@ class Journal:
         with self._storage_errors():
             if _identity(self.path) != self._file:
                 found = f"a ledger {self.path} that was replaced by another file since it was opened"
-                raise StorageError(found, "the file that was opened", "nothing was charged; start anew")
+                raise StorageError(found, "the file that was opened", "start the command again; nothing was charged")
             noted = self.head_file.read()
             if noted is None:
                 found = f"the ledger {self.path} without its head file {self.head_file.path}"

@@ -1,4 +1,4 @@
-"""The ledger of a data set: events charged by all runs, and a refusal where the next release exceeds its limit.
+"""Ledger of data sets: the events charged by all runs; a charge that would exceed a data set's limit is refused.
 
 Order of a release: charge (one transaction that composes all earlier charges with the new event and refuses it or
 writes it), draw the noise, store the message, send the message. A repeated job gets the stored bytes and costs nothing;
@@ -46,7 +46,8 @@ LONGEST = 200  # characters of a name
 
 @dataclass(frozen=True)
 class Receipt:
-    """Receipt of a charge: the job may draw its noise; with a `message`, it was answered before and costs nothing."""
+    """Receipt of a charge: the job may draw its noise. With a stored `message`, the job was answered before, and the
+    message is sent again at no cost."""
 
     run: str
     job: str
@@ -56,7 +57,7 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Request:
-    """Cost that a run asks a data set to admit: events that protect one `unit` under the neighbouring `relation`.
+    """Request of a run to be charged to a data set: events that protect one `unit` under the neighbouring `relation`.
 
     `plan` is the hash of the run's plan: a second request of the same run must have the same plan.
     """
@@ -68,7 +69,7 @@ class Request:
 
 
 class Ledger:
-    """A ledger file: every method is one transaction, whole or without effect."""
+    """A ledger file; every method is one atomic transaction."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
@@ -121,17 +122,17 @@ class Ledger:
     ) -> None:
         """Admit a run, or refuse it if its request and all earlier charges together exceed the data set's limit.
 
-        With `whole` the request is charged now and covers the first message of `jobs` jobs; without, nothing is
-        charged, and each job is charged when it arrives. A run that is admitted again pays only what it requests beyond
-        its earlier charge. `chain` is the head of the run folder's charge log, and `released` the number of the run's
-        releases that the request includes.
+        With `whole` the request is charged now and covers the first message of `jobs` jobs; without `whole`, nothing is
+        charged now, and each job is charged when it arrives. A run that is admitted again pays only what it requests
+        beyond its earlier charge. `chain` is the head of the run folder's charge log, and `released` the number of the
+        run's releases that the request includes.
         """
         _check_name(run, "run")
         with self._transaction(write=True):
             account = self._account(name)
             if self._find(run) not in (None, account):
                 found = f"the run {brief_repr(run)} for the data set {name!r}"
-                raise ConfigError(found, "the data set that this run was first admitted to")
+                raise ConfigError(found, "the data set to which this run was first charged")
             now, count = (asked.items, jobs) if whole else ((), 0)
             line = RunEntry(name, run, asked.unit, asked.relation, now, count, asked.plan, _now(), chain)
             line, known = account.merged(line), run in account.runs
@@ -152,7 +153,9 @@ class Ledger:
             self._check_limit(account, line, account.charged + total(asked.items))
 
     def released(self, run: str) -> tuple[list[RoundEntry], bool]:
-        """Return the recorded releases of a run that was charged whole, and whether recording began with the first."""
+        """Return the recorded releases of a run that was charged at admission, and whether they include its first
+        release.
+        """
         with self._transaction(write=False):
             account = self._find(run)
             if account is None:
@@ -160,7 +163,8 @@ class Ledger:
             return list(account.runs[run].released), bool(account.runs[run].line.chain)
 
     def note_release(self, run: str, number: int, head: str, released: int) -> None:
-        """Record a release of round `number` (from 1) before its noise is drawn, after `released` others of this run.
+        """Record a release of round `number` (from 1) before its noise is drawn; the run has made `released` releases
+        before.
 
         Guarantee: every release of a run was charged, also if the run's folder was copied. A copy that is admitted
         after k releases is charged for those k and for all that this copy will release; the next release of any other
@@ -180,7 +184,9 @@ class Ledger:
             )
 
     def charge_at_least(self, run: str, spent: tuple[Item, ...]) -> None:
-        """Raise a run's whole charge to `spent`, also beyond the limit, since these releases have already happened."""
+        """Raise the charge of a run to at least `spent`, even beyond the limit, since these releases have already
+        happened.
+        """
         with self._transaction(write=True):
             account = self._account_of(run)
             before = account.runs[run].line
@@ -191,7 +197,7 @@ class Ledger:
     def charge(self, run: str, job: str, asked: tuple[Item, ...], *, round: int | None = None) -> Receipt:
         """Charge one message before its noise is drawn, or refuse it if all charges would exceed the limit.
 
-        The whole charge of a run covers one job of each `round`; a second job of the same round is charged.
+        A charge at admission covers one job of each `round`; a second job of the same round is charged.
         """
         _check_name(job, "job")
         with self._transaction(write=True):
@@ -223,7 +229,7 @@ class Ledger:
 
     # ---- reading
     def replay(self, job: str) -> bytes | None:
-        """Return the message that was stored for a job; None without one."""
+        """Return the message that was stored for a job; None if there is none."""
         with self.journal.transaction(write=False):
             stored = self.journal.message(job)
             return None if stored is None else stored[1]
@@ -260,7 +266,9 @@ class Ledger:
     # ---- within a transaction
     @contextmanager
     def _transaction(self, *, write: bool) -> Iterator[None]:
-        """Open a transaction and read the lines that are new; after an error the next one reads the whole file."""
+        """Open a transaction and read the lines that are new; after an error, the next transaction reads the whole
+        file.
+        """
         try:
             with self.journal.transaction(write=write):
                 self.journal.follow(self._take)
@@ -290,7 +298,9 @@ class Ledger:
     def _account_of(self, run: str) -> Account:
         found = self._find(run)
         if found is None:
-            raise ConfigError(f"the run {brief_repr(run)} in the ledger {self.path}", "a run that was admitted")
+            raise ConfigError(
+                f"the run {brief_repr(run)} in the ledger {self.path}", "a run that was admitted to this ledger"
+            )
         return found
 
     def _run_of(self, job: str) -> str | None:
@@ -315,7 +325,9 @@ class Ledger:
 
     def _lines_lost(self, name: str, account: Account, restored: RestoreEntry) -> ConfigError:
         lines = "an unknown number of" if restored.lost is None else str(restored.lost)
-        found = f"the data set {name!r} of a ledger that was restored on {restored.at[:10]} without {lines} last lines"
+        found = (
+            f"the data set {name!r} of a ledger that was restored on {restored.at[:10]} without {lines} of its lines"
+        )
         needed = f"a limit below epsilon {upto(account.limit.epsilon, 6)}, lowered by what those lines may have spent"
         return ConfigError(found, needed, f"sordino ledger limit {self.path} {name} --epsilon ...")
 
@@ -334,7 +346,7 @@ class Ledger:
 
 
 def restore(source: Path, target: Path) -> int | None:
-    """Put the backup `source` in the place of the ledger `target`; return how many lines it lacks, None if unknown.
+    """Replace the ledger `target` by the backup `source`; return how many lines the backup lacks, None if unknown.
 
     The database is replaced before the head file: after a kill in between the ledger is refused until the next restore.
     """
@@ -346,7 +358,7 @@ def restore(source: Path, target: Path) -> int | None:
                 raise
         else:
             found = f"the ledger {target}, which is not damaged"
-            raise ConfigError(found, "a ledger that is missing, damaged or old", "leave it in place")
+            raise ConfigError(found, "a ledger that is missing, damaged or old", "do not restore it")
     try:
         noted = HeadFile.of(target).read()
     except StorageError:  # a damaged head file does not say how many lines there were
@@ -406,7 +418,7 @@ def _partial_copy(target: Path) -> Iterator[Path]:
             Path(name).unlink(missing_ok=True)
     except (sqlite3.Error, UnicodeDecodeError) as error:
         found = f"a copy for {target} that is not a whole ledger ({str(error)[:100]})"
-        raise StorageError(found, "an undamaged ledger, or a backup of one", "take another backup") from None
+        raise StorageError(found, "an undamaged ledger, or a backup of one", "use another backup") from None
     except OSError as error:
         raise StorageError(f"{target}, which cannot be written ({error.strerror})", "a writable folder") from None
 

@@ -1,4 +1,4 @@
-"""Policy of a silo: a file in which its operator states which plans may use its data; silos check every plan with it.
+"""Data-use policy of a silo: a TOML file in which its operator states which plans may use the data.
 
 ```toml
 dataset = "cleveland"
@@ -38,11 +38,11 @@ EXAMPLE = "docs/silos.md#a-silos-own-policy has an example"
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Policy of a silo: which plans may use its data, and its limit over all runs.
+    """Data-use policy of a silo: which plans may use its data, and the privacy limit over all runs.
 
-    `adversary` chooses the cost that is charged: `cohort` sees who takes part; `models` relies on secret sampling by
-    the server; `messages` trusts nobody. `models` and `plans` are SHA-256 hashes, and an empty list allows all.
-    `own_code` lists the allowed grades of user code that runs on these data.
+    `adversary` is the one whose view is charged: `cohort` sees who takes part; `models` sees models only, and relies on
+    secret sampling by the server; `messages` sees every message. `models` and `plans` are SHA-256 hashes, and an empty
+    list allows all. `own_code` lists the results of the code check (`sordino.graph`) with which user code may run.
     """
 
     dataset: str
@@ -78,7 +78,7 @@ class Policy:
         for digest in (*self.models, *self.plans):
             if len(digest) != 64 or not set(digest) <= set(string.hexdigits.lower()):
                 found = f"the hash {brief_repr(digest)} in a policy"
-                raise ConfigError(found, "64 small hexadecimal digits, as `sha256sum` prints them")
+                raise ConfigError(found, "64 lower-case hexadecimal digits, as `sha256sum` prints them")
         self.limit  # noqa: B018  (refuses an invalid epsilon or delta)
         self._expiry()
 
@@ -100,8 +100,8 @@ class Policy:
     ) -> str | None:  # fmt: skip
         """Return why a plan may not use the data, in one sentence; None if it may (the ledger checks the budget).
 
-        `silo` is this silo's index in the plan, `model` the hash of the run's model, and `own_code` the grade of the
-        user code that runs on this silo's records.
+        `silo` is this silo's index in the plan, `model` the hash of the run's model, and `own_code` the result of
+        the check of the user code that runs on this silo's records.
         """
         asked = (
             (self._expiry() >= (today or date.today()), f"the policy has expired on {self.expires}"),
@@ -109,7 +109,7 @@ class Policy:
             (not self.models or model in self.models, f"the model {model[:12] or '(none)'} is not among those allowed"),
             (plan.unit == self.unit, f"the plan protects one {plan.unit}, and the policy requires one {self.unit}"),
             (plan.release.kind in self.releases, f"the release {plan.release.kind!r} is not allowed"),
-            (own_code in self.own_code, f"code of grade {own_code!r} is not allowed"),
+            (own_code in self.own_code, f"user code that is {own_code!r} is not allowed"),
             (noise in self.noise, f"noise of mode {noise!r} is not allowed"),
             (not plan.prepare, "the plan releases histograms before round 1, which silos do not support"),
             (0 <= silo < plan.clients.population, f"the plan has no silo {silo}"),

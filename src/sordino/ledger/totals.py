@@ -1,13 +1,13 @@
-"""Lines of a ledger and their totals: all charges to a data set, over every run on it, as one composition.
+"""Lines of a ledger, and totals of all charges to a data set: one composition over all its runs.
 
-    spent(data set) = max over its records of epsilon( everything that record was in )
+    spent(data set) = max over its records of epsilon( all releases that read the record )
 
 A release reads the whole data set, one block of a public order of its records (one pass), or one silo. Disjoint blocks
 of one order have no record in common, so they compose in parallel, across runs too: the cost is that of the records
 that were read most. All events are composed under the relation of the limit; epsilons are never added.
 
 Lines are dataclasses that the codec writes as JSON (`journal` stores them in order); an account adds up all lines of a
-data set. Nothing here touches a file. Called by the ledger and by certificates.
+data set. No function here reads or writes a file. Called by the ledger and by certificates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMITS = (2**31, 32)  # the largest count; the most kinds of records that are co
 
 @dataclass(frozen=True)
 class Block:
-    """Positions start <= i < stop in a public order of the records: the only records that a release has read."""
+    """Range start <= i < stop in a public order of the records: the only records that a release has read."""
 
     order: str
     start: int
@@ -47,7 +47,7 @@ class Item:
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= LIMITS[0]:
-            raise ConfigError(f"an event {brief_repr(self.count)} times", f"1 to {LIMITS[0]:,} times")
+            raise ConfigError(f"an event charged {brief_repr(self.count)} times", f"1 to {LIMITS[0]:,} times")
         if self.block is not None and not 0 <= self.block.start < self.block.stop:
             raise ConfigError(f"the block {self.block}", "0 <= start < stop")
 
@@ -84,8 +84,8 @@ class Limit:
     def mismatch(self, unit: Unit, relation: Relation) -> str | None:
         """Return why releases of this unit and relation cannot be compared with this limit; None if they can.
 
-        A `replace_one` limit bounds all relations, since to replace a unit is to remove (or zero) it and to add
-        another. No other relation implies another.
+        A `replace_one` limit covers all relations, since replacing a unit is removing (or zeroing) it and adding
+        another. Every other limit covers its own relation only.
         """
         if unit != self.unit:
             return f"one {unit} is protected, and the limit is for one {self.unit}"
@@ -121,7 +121,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Statement:
-    """All charges to one data set so far, beside its limit; written to ledger.json at the end of a run."""
+    """All charges to one data set so far, and its limit; written to ledger.json at the end of a run."""
 
     dataset: str
     limit: Limit
@@ -145,7 +145,7 @@ class Statement:
 
 # ---- which records a total is composed for
 def records(held: Total) -> list[Entries]:
-    """Return the events that one record was in, for each kind of record with a different list of events."""
+    """Return the events that read one record, for each group of records with the same events."""
     silos = sorted({silo for _, _, silo in held if silo}) or [""]
     kinds = {frozenset(found.items()) for silo in silos for found in _records_of_silo(held, silo)}
     return [tuple(sorted(kind, key=repr)) for kind in sorted(kinds, key=repr)]
@@ -177,7 +177,7 @@ def _records_of_silo(held: Total, silo: str) -> list[Counter[Event]]:
 
 
 def _positions(blocks: list[tuple[Block, Event, int]]) -> list[Counter[Event]]:
-    """Return the different sets of events that positions of one order were in."""
+    """Return the different sets of events that read a position of the records' public order."""
     steps: dict[int, Counter[Event]] = {}
     for block, event, count in blocks:
         steps.setdefault(block.start, Counter())[event] += count
@@ -233,9 +233,9 @@ class JobEntry:
 
 @dataclass(frozen=True)
 class RoundEntry:
-    """Line that records one release of a run that was charged whole, written before its noise is drawn; no new cost.
+    """Line that records one release of a run that was charged at admission, written before its noise is drawn.
 
-    By these lines the ledger knows which rounds were released from any copy of the run's folder.
+    It adds no cost. By these lines the ledger knows the rounds that any copy of the run's folder has released.
     """
 
     dataset: str
@@ -301,7 +301,9 @@ class Run:
         return self.whole + self.single
 
     def covers(self, job: str, round: int | None = None) -> bool:
-        """Whether the charge at admission covers the next message of a job; never that of a repeated round."""
+        """Return whether the charge at admission covers the next message of a job; a repeated round is never
+        covered.
+        """
         return job not in self.jobs and round not in self.rounds and len(self.jobs) < self.line.jobs
 
 
@@ -334,7 +336,7 @@ class Account:
         before = self.runs[line.run].line
         if (before.unit, before.relation, before.plan) != (line.unit, line.relation, line.plan):
             asked = f"plan {line.plan[:12]}, one {line.unit}, {line.relation}"
-            found = f"the run {brief_repr(line.run)} again, with {asked}"
+            found = f"a second admission of the run {brief_repr(line.run)}, with {asked}"
             needed = f"plan {before.plan[:12]}, one {before.unit}, {before.relation}, as this run was admitted"
             raise ConfigError(found, needed, "give the run another name")
         both = total(before.items) | total(line.items)
@@ -344,7 +346,7 @@ class Account:
 
 
 def take(accounts: dict[str, Account], entry: Entry) -> None:
-    """Add one line to the accounts of a ledger; KeyError if its data set or run is unknown."""
+    """Add one ledger line to the accounts; raise KeyError if the line's data set or run is unknown."""
     match entry:
         case LimitEntry():
             account = accounts.setdefault(entry.dataset, Account(entry.limit))

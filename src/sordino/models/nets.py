@@ -49,11 +49,25 @@ class Architecture(Part):
         """Return a module for records of this shape."""
 
 
-def build_seeded(spec: Architecture, shape: Shape, outputs: int, seed: int) -> nn.Module:
-    """Return `spec.build` with weights that depend on `seed` alone; the global torch generator does not change.
+class EachRow(nn.Module):
+    """Applies a model of one row to each row of a record that holds several: [b, rows, ...] -> [b, rows, outputs]."""
 
-    Initial weights are public, so a plain torch generator suffices; it reads the low 32 bits of `seed`.
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.model(x[:, row]) for row in range(x.shape[1])], 1)
+
+
+def build_seeded(spec: Architecture, shape: Shape, outputs: int, seed: int, rows: int = 1) -> nn.Module:
+    """Return the module of `spec.build` with initial weights drawn from `seed`, without the global generator.
+
+    Initial weights are public, so a plain torch generator suffices; it reads the low 32 bits of `seed`. With several
+    `rows`, `shape` begins with them, and the model reads each row of a record by itself (`EachRow`).
     """
+    if rows > 1:
+        return EachRow(build_seeded(spec, shape[1:], outputs, seed))
     if spec.weighed:  # count the parameters on the meta device, which allocates nothing
         name = type(spec).__name__
         try:
@@ -149,7 +163,7 @@ class InMemoryModel(Architecture, kind="in_memory"):
         return cls(type(model).__name__, layout_sha256(task.layout), *shapes, loss, metrics, foreign)
 
     def differs(self, other: InMemoryModel) -> list[str]:
-        """Return in words what differs from the identity of another task."""
+        """Return the names of the properties in which this model differs from another."""
         words = {"name": "the module's class", "layout": "the module's parameters", "inputs": "the records' shape"}
         words |= {"targets": "the targets' shape", "loss": "the loss", "metrics": "the metrics"}
         words |= {"packages": "the packages that they come from, or their versions"}
@@ -169,7 +183,7 @@ class InMemoryModel(Architecture, kind="in_memory"):
 
     @property
     def certificate_entry(self) -> dict[str, Any]:
-        """Entry of this model on a certificate."""
+        """Return the certificate's entry on this model."""
         return {"model": self.name, "layout_sha256": self.layout, "inputs": list(self.inputs), "loss": self.loss}
 
 
@@ -232,10 +246,10 @@ class Mlp(Architecture, kind="mlp"):
 
 @dataclass(frozen=True, slots=True)
 class SvhnCnn(Architecture, kind="svhn_cnn"):
-    """Paper 000, Section 5: two 5x5 convolutions with 2x2 pools, dense 384 and 192.
+    """CNN of paper 000, Section 5: two 5x5 convolutions with 2x2 pools, dense 384 and 192.
 
     3,431,754 parameters for 3x32x32 and 10 classes, the paper's "about 3.4M", which needs 128 channels in the second
-    convolution; `channels=(64, 64)` is the lighter net, 1,756,426. Without the local response norm of the authors.
+    convolution; `channels=(64, 64)` is a smaller net, 1,756,426. The authors' local response norm is omitted.
     """
 
     channels: tuple[int, int] = (64, 128)
@@ -249,7 +263,7 @@ class SvhnCnn(Architecture, kind="svhn_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class EmnistCnn(Architecture, kind="emnist_cnn"):
-    """Paper 003, Section 6: 5x5 convolutions of 32 and 64 channels with 2x2 pools, dense 512.
+    """CNN of paper 003, Section 6: 5x5 convolutions of 32 and 64 channels with 2x2 pools, dense 512.
 
     1,690,046 parameters for 28x28 and 62 classes; 1,663,370 for 10, the FedAvg net.
     """
@@ -260,7 +274,7 @@ class EmnistCnn(Architecture, kind="emnist_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class FemnistCnn(Architecture, kind="femnist_cnn"):
-    """Paper 002, Section VI: 7x7 convolution of 32 channels, 3x3 of 64, 2x2 pools, one dense layer.
+    """CNN of paper 002, Section VI: 7x7 convolution of 32 channels, 3x3 of 64, 2x2 pools, one dense layer.
 
     214,590 parameters for 28x28 and 62 classes, as published.
     """
@@ -271,7 +285,8 @@ class FemnistCnn(Architecture, kind="femnist_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class SmallCnn(Architecture, kind="small_cnn"):
-    """The scaled runs of papers 000 and 003: per entry of `channels` a convolution, group norm, ReLU and 2x2 pool.
+    """Small CNN of the scaled runs of papers 000 and 003: per entry of `channels` a convolution, group norm, ReLU and
+    pool.
 
     55,338 parameters for 28x28 and 10 classes, 70,986 for 3x32x32; group norm (`groups` > 0) adds 96.
     """
@@ -296,7 +311,7 @@ class SmallCnn(Architecture, kind="small_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class DpMnistCnn(Architecture, kind="dp_mnist_cnn"):
-    """Paper 004, Section 4: the DP-SGD tutorial's net. 26,010 parameters for 28x28 and 10 classes.
+    """CNN of paper 004, Section 4, from the DP-SGD tutorial. 26,010 parameters for 28x28 and 10 classes.
 
     Convolution 16@8x8 stride 2 padding 3, pool 2 stride 1, convolution 32@4x4 stride 2, pool 2 stride 1, dense 32.
     """
@@ -312,7 +327,7 @@ class DpMnistCnn(Architecture, kind="dp_mnist_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class ResNet18(Architecture, kind="resnet18"):
-    """Paper 003, Section 6: ResNet-18 with group norm and the 3x3 stem for small images.
+    """ResNet-18 of paper 003, Section 6, with group norm and the 3x3 stem for small images.
 
     11,173,962 parameters for 3x32x32, width 64 and 10 classes; 11,220,132 for 100. `groups` must divide `width`.
     """
@@ -334,7 +349,7 @@ class ResNet18(Architecture, kind="resnet18"):
 
 
 class _Residual(nn.Module):
-    """relu(norm(conv(relu(norm(conv(x))))) + shortcut(x)); where the width grows, the image halves."""
+    """Residual block relu(norm(conv(relu(norm(conv(x))))) + shortcut(x)); if the width grows, the image size halves."""
 
     def __init__(self, before: int, after: int, groups: int) -> None:
         super().__init__()
@@ -358,7 +373,7 @@ class _Residual(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class CharLstm(Architecture, kind="char_lstm"):
-    """Paper 000, Section 5: next character from a window of characters (80 of them), int64 in [0, outputs).
+    """LSTM of paper 000, Section 5: predicts the next character from a window of 80 characters, int64 in [0, outputs).
 
     Embedding 8, two LSTM layers of 256, the last position to a dense layer; each window starts from a zero state.
     819,920 parameters for a vocabulary of 80. Not for `vmap`: the engine runs it one client at a time.
@@ -401,7 +416,7 @@ def _named(layers: Layers) -> nn.Module:
 
 
 def _dense(inputs: int, hidden: Iterable[int], outputs: int) -> Layers:
-    """fc1, ReLU, fc2, ... with no ReLU after the last."""
+    """Return named dense layers fc1, ReLU, fc2, ..., without a ReLU after the last."""
     layers: Layers = []
     for i, (before, after) in enumerate(pairwise((inputs, *hidden, outputs)), 1):
         layers += [(f"fc{i}", nn.Linear(before, after)), (f"fc_relu{i}", nn.ReLU())]
@@ -417,7 +432,9 @@ def _conv_net(
     hidden: tuple[int, ...],
     groups: int = 0,
 ) -> nn.Module:
-    """Per kernel (odd, padded to keep the size) a convolution, group norm, ReLU and 2x2 pool; then dense layers."""
+    """Return a CNN: per kernel (odd, padded to keep the size) a convolution, group norm, ReLU and 2x2 pool; then
+    dense layers.
+    """
     shrink = 2 ** len(kernels)
     first, height, width = _image(spec, shape, outputs, least=shrink)
     layers: Layers = []

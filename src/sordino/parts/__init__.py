@@ -1,7 +1,7 @@
 """Parts of an algorithm: samplers, local solvers, encoding steps, releases, mechanisms, strategies, server optimizers.
 
-A `Plan` is composed of parts. Each states its effect and its privacy bound together. Parts of your own subclass the
-bases here.
+A `Plan` is composed of parts. Each part states its effect and its privacy bound. User-defined parts subclass the base
+classes here.
 """
 
 from __future__ import annotations

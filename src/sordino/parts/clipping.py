@@ -1,8 +1,8 @@
-"""Norms, clip factors and sums of clipped rows: the bound of a message rests on them. All engine paths call them.
+"""Norms, clip factors and sums of clipped rows, on which the norm bound of a message rests. All engines call them.
 
 float32 sums over millions of entries err by 0.2%; blocks of 4096 in float32, added in float64, err by 3e-6.
 Norms of rows whose squares overflow or vanish are computed again in float64, scaled by their largest entry.
-kernels/linear.py has the same clip factor for one record at a time; a test holds them equal on odd norms.
+kernels/linear.py has the same clip factor for one record at a time; a test compares both, also on extreme norms.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _TINY, _HUGE = 1e-12, 1e15  # outside, squares of float32 lose digits
 
 
 def row_norms(rows: Tensor, norm: Norm = 2) -> Tensor:
-    """Return the norm of each row of [m, d] in float64; inf or NaN where an entry is.
+    """Return the norm of each row of [m, d] in float64; inf or NaN if an entry is.
 
-    Off the CPU all sums are float64: squares of float32 neither overflow nor vanish there, and nothing waits.
+    On accelerators all sums are float64, in which squares of float32 neither overflow nor vanish.
     """
     if rows.device.type != "cpu":
         norms64: Tensor = torch.linalg.vector_norm(rows, ord=norm, dim=-1, dtype=torch.float64)
@@ -43,8 +43,8 @@ def row_norms(rows: Tensor, norm: Norm = 2) -> Tensor:
 def lengths(rows: Tensor, norm: Norm = 2) -> Tensor:
     """Return the norms over the last axis, in the rows' dtype; computed again in float64 where float32 squares vanish.
 
-    L2 norms of at most `BLOCK` entries are summed in float32 (error 3e-6); all others in float64, a few rows at a time:
-    their copy in float64 stays in the cache. float32 sums of magnitudes would err by 4e-5.
+    L2 norms of at most `BLOCK` entries are summed in float32 (error 3e-6). All others are summed in float64, a few
+    rows at a time, so that the float64 copy stays in the cache; L1 sums in float32 would err by 4e-5.
     """
     found: Tensor
     if rows.device.type != "cpu":
@@ -77,11 +77,11 @@ FEW_DIGITS = 1e-35  # below about 1e-38 a float32 loses digits one by one
 
 
 def factors(norms: Tensor, clip_norm: float, mask: Tensor | None = None, unit: bool = False) -> Tensor:
-    """Return clip factors min(1, clip norm (1 - SLACK) / norm): they scale a vector of each norm into the ball.
+    """Return clip factors min(1, clip norm (1 - SLACK) / norm), which scale a vector of each norm into the clip ball.
 
-    1 where the norm is 0; 0 where the norm is not finite or `mask` is 0; 0 where float32 holds the factor with too few
-    digits, because the product could leave the ball. With `unit` the factors also divide by the clip norm, and small
-    factors remain: `scaled` multiplies in float64 where necessary.
+    A factor is 1 where the norm is 0, and 0 where the norm is not finite, where `mask` is 0, or where float32 holds the
+    factor with too few digits to keep the product in the ball. With `unit` the factors also divide by the clip norm,
+    and small factors are kept, since `scaled` multiplies in float64 where necessary.
     """
     aim, most = (1.0, 1.0 / clip_norm) if unit else (clip_norm, 1.0)
     scale = (aim * (1 - SLACK) / norms).clamp(max=most)
@@ -92,8 +92,8 @@ def factors(norms: Tensor, clip_norm: float, mask: Tensor | None = None, unit: b
 def pull(rows: Tensor, scale: Tensor) -> Tensor:
     """Return rows * scale, and 0 where the scale is 0, even if the row is not finite.
 
-    Rows below float32's normal range are set to 0 too: a row is one factor of a record's gradient, and its rounding
-    error times a very large other factor could make the gradient longer than the clip norm.
+    Rows below float32's normal range are also set to 0: a row is one factor of a record's gradient (an outer product),
+    and its rounding error times a very large other factor could make the gradient longer than the clip norm.
     """
     pulled = torch.where(scale[..., None] > 0, rows * scale[..., None], torch.zeros_like(rows))
     return torch.where(pulled.abs().amax(-1, keepdim=True) >= FEW_DIGITS, pulled, torch.zeros_like(pulled))
@@ -112,10 +112,11 @@ def scaled(rows: Tensor, scale: Tensor) -> Tensor:
 def summed(records: int, product: Product) -> Tensor:
     """Return the sum of `product(block, cast, out)` over blocks of records; in float64 for more than `FEW` records.
 
-    The contribution of one record must not be rounded away. Measured where all records point one way, a float32 sum
-    let one of them move it by 1 + 1e-5 among 100 (slack included), by 1 + 6e-5 among 1,000 and by 1.004 among 200,000.
-    So products of `FEW` records are added in float64; of more than `MANY` records, every product is of factors that
-    `cast` has made float64. No worst case is proved for the float32 part. `out` is memory to write a product into.
+    Rounding in the sum must not increase the influence of one record. Measured with all records in one direction, one
+    record changed a float32 sum by 1 + 1e-5 clip norms among 100 records (slack included), by 1 + 6e-5 among 1,000 and
+    by 1.004 among 200,000. So products of `FEW` records are added in float64; for more than `MANY` records, `cast`
+    converts the factors of every product to float64. No worst case is proved for the float32 part. `out` is memory for
+    a product.
     """
     if records <= FEW:
         return product(slice(0, records), _same, None)

@@ -1,8 +1,8 @@
 """Correlated noise (matrix mechanisms): a release whose later rounds cancel a part of the noise of earlier rounds.
 
 The loop calls it like any release. The run releases X + C^-1 Z, which is post-processing of C X + Z: one Gaussian
-mechanism for all rounds together, with  mu = sensitivity / noise multiplier,  the sensitivity over all patterns of
-rounds in which a client may take part.
+mechanism for all rounds together, with  mu = sensitivity / noise multiplier,  where the sensitivity is the maximum over
+all sets of rounds in which a client may take part.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CorrelatedNoise(Release, kind="correlated_noise"):
-    """The trusted server adds row t of C^-1 Z to the sum of round t, Z of the mechanism's deviation (DP-FTRL, BandMF).
+    """Correlated noise (DP-FTRL, BandMF): the trusted server adds row t of C^-1 Z to the sum of round t.
 
-    Guarantee: mu-GDP for the whole run, mu = sensitivity(C) / noise multiplier, where a sampler guarantees a minimum
-    separation; amplified round by round where groups are sampled in turn and there are no more bands than groups.
-    For release the memory of noise is float64, so that rounding it changes mu by less than sqrt(d T) 2^-50 sum |c_j|
+    Z is independent noise of the mechanism. Guarantee: mu-GDP for the whole run, mu = sensitivity(C) / noise
+    multiplier, if the sampler guarantees a minimum separation; amplified by sampling if the sampler is cyclic Poisson
+    with at least as many groups as C has bands. For release the noise state is float64, so that rounding it changes mu
+    by less than sqrt(d T) 2^-50 sum |c_j|
     (docs/privacy.md#from-sampler-to-grid); simulations use float32, half the memory.
     """
 
@@ -48,17 +49,17 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
     def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
         need_bound(bound, self.mechanism)
         if clients.min_separation is None:
-            found = f"correlated noise and sampler {clients.kind!r}, under which a client may come in any two rounds"
+            found = f"correlated noise and sampler {clients.kind!r}, under which a client may be in any two rounds"
             fix = "roundrobin, min_separation or cyclic_poisson; with poisson or fixed use central_noise"
-            raise PlanError("correlated noise", found, "a sampler that keeps a client's rounds apart", fix)
+            raise PlanError("correlated noise", found, "a sampler with a minimum separation of a client's rounds", fix)
         if clients.amplifies and (self.strategy.bands is None or self.strategy.bands > clients.min_separation):
-            found = f"{self.strategy.bands or 'all'} bands and turns of {clients.min_separation} rounds"
-            needed = "at most as many bands as rounds between two rounds of a client"
+            found = f"{self.strategy.bands or 'all'} bands, and rounds of a client only {clients.min_separation} apart"
+            needed = "at most as many bands as the minimum separation of a client's rounds"
             raise PlanError("correlated noise", found, needed, "lower the number of bands")
         if records is not None and records.min_separation(0) is None:
             found = f"correlated noise and {records.kind!r}, which may read a record in any two rounds"
             fix = "records_in_turn (the same batches in every epoch), one_pass or all_records"
-            raise PlanError("correlated noise", found, "batches that keep the reads of one record apart", fix)
+            raise PlanError("correlated noise", found, "batches with a minimum separation of a record's reads", fix)
 
     def fitted(self, allowed: Callable[[], Patterns], work: Callable[[], Floats]) -> Release:
         return replace(self, strategy=self.strategy.fitted(allowed(), work))
@@ -96,10 +97,11 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         return ((GaussianNoise(self.mechanism.noise_multiplier / sensitivity), 1),)
 
     def repeated_event(self, allowed: Patterns) -> Event:
-        """Return the event of round t run again with fresh z: given earlier releases, one more row (C X)_t + z.
+        """Return the event of a round t that is run again with fresh noise z: one more release of row (C X)_t + z.
 
-        A client changes that row by at most max_pattern sum_s |C_ts|: one entry of C where its rounds are at least
-        `bands` apart, so at most the largest column norm; else at most the sensitivity of all rows together.
+        A client changes that row by at most max_pattern sum_s |C_ts|. If its rounds are at least `bands` apart, this
+        is one entry of C, so at most the largest column norm; otherwise it is at most the sensitivity of all rows
+        together.
         """
         bands = self.strategy.bands
         if bands is not None and bands <= allowed.min_separation:
@@ -130,7 +132,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
 
 
 def noise_of_models(release: Release, work: Floats) -> float | None:
-    """Return the root mean square, over rounds, of the noise in one coordinate of the models; None for client noise.
+    """Return the noise in one coordinate of the models, root mean square over rounds; None if clients add the noise.
 
     `work` is the workload A of `ServerOptimizer.workload`; models are A times the rounds' sums.
     """

@@ -54,7 +54,9 @@ def _check_decoded(found: object, step: Step, mean: Tensor, public: Public) -> s
 
 
 class Step(Part):
-    """A client's encoding step: its effect, its inverse after the noise, and its effect on bound and noise."""
+    """Base class of encoding steps: the client's `encode`, the server's `decode`, and their effect on norm bound and
+    noise.
+    """
 
     needs_slopes: bool = False  # True: `encode` uses the clients' gradients at the start of the round
     needs_tensors: bool = False  # True: `encode` uses the sizes of the model's tensors
@@ -69,7 +71,7 @@ class Step(Part):
         return before
 
     def learn(self, mean: Tensor, public: Public) -> dict[str, float]:
-        """Return public numbers for later rounds (`Public.state`), read off the noised mean before `decode`."""
+        """Return public numbers for later rounds (`Public.state`), computed from the noised mean before `decode`."""
         return {}
 
     @abstractmethod
@@ -85,18 +87,18 @@ class Step(Part):
     @abstractmethod
     @returns(of_type(float, int, Tensor))
     def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
-        """Return the standard deviation of the noise after `decode`, given the one before."""
+        """Return the standard deviation of the noise after `decode`, given `std` before it."""
 
 
 @dataclass(frozen=True)
 class Adaptive(Schedule, kind="adaptive"):
     """A clip norm that follows the `quantile` of update norms (Andrew, Thakkar, McMahan, Ramaswamy 2021).
 
-        message = (sqrt(1 - share^2) * x / clip norm,  share * b),  b = +1 if ||x|| <= clip norm else -1
-        clip norm <- clip norm * exp(-rate * (fraction inside - quantile)),  read off the noised mean
+    message = (sqrt(1 - share^2) * x / clip norm,  share * b),  b = +1 if ||x|| <= clip norm else -1
+    clip norm <- clip norm * exp(-rate * (fraction inside - quantile)),  the fraction estimated from the noised mean
 
-    The bit is one coordinate of the same unit-ball message, under the same noise: it costs no extra epsilon, and
-    the factor sqrt(1 - share^2) is its price in signal.
+    The bit b is one coordinate of the same unit-ball message, under the same noise: it costs no extra epsilon, but
+    shrinks the update by the factor sqrt(1 - share^2).
     """
 
     learned: ClassVar[bool] = True
@@ -115,13 +117,15 @@ class Adaptive(Schedule, kind="adaptive"):
         return self.start
 
     def join(self, rows: Tensor, inside: Tensor) -> Tensor:
-        """Append the bit of each row: [m, d] -> [m, d + 1], still in the unit ball."""
+        """Append to each row the bit b, whether it was inside the clip norm: [m, d] -> [m, d + 1], still in the unit
+        ball.
+        """
         bits = torch.where(inside, self.share, -self.share).to(rows.dtype) * (1.0 - SLACK)
         return torch.cat([rows * self.update_norm, bits[:, None]], dim=1)
 
     @property
     def update_norm(self) -> float:
-        """sqrt(1 - share^2): the largest norm of the update in the message."""
+        """Largest norm of the update inside the message, sqrt(1 - share^2)."""
         return math.sqrt(1 - self.share**2)
 
     def next(self, mean: Tensor, clip_norm: float) -> float:
@@ -133,10 +137,10 @@ class Adaptive(Schedule, kind="adaptive"):
 
 @dataclass(frozen=True)
 class Clip(Step, kind="clip"):
-    """x / clip norm, pulled into the unit ball: x * min(1 / clip norm, 1 / ||x||).
+    """Clipping into the unit ball: x * min(1 / clip norm, 1 / ||x||).
 
-    One norm over the whole message. A row with a non-finite entry becomes zero. clip_norm = inf leaves x alone and
-    bounds nothing. An `Adaptive` clip norm sends one more coordinate: whether x was inside (Andrew et al. 2021).
+    The norm is that of the whole message. A row with a non-finite entry becomes zero. clip_norm = inf does not clip and
+    gives no bound. An `Adaptive` clip norm sends one more coordinate: whether ||x|| was within it (Andrew et al. 2021).
     Guarantee: ||encode(x)|| <= 1 exactly, in float32, for any x; so sensitivity is 1 (zero out) or 2 (replace).
     """
 
@@ -156,7 +160,7 @@ class Clip(Step, kind="clip"):
         return self.clip_norm != math.inf
 
     def clip_norm_at(self, t: int, learned: float | None = None) -> float:
-        """Return the public clip norm of round t; `learned` is the present value of an adaptive one."""
+        """Return the public clip norm of round t; `learned` is the current value of an adaptive clip norm."""
         return at(self.clip_norm, t) if learned is None else learned
 
     def _clip_norm(self, public: Public) -> float:
@@ -205,7 +209,7 @@ def finite_rows(rows: Tensor, norms: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Noised:
-    """Public knowledge of a noised mean beside its value: layout, noise level, round and clip norm."""
+    """Public facts about a noised mean: layout, noise level, round and clip norm."""
 
     layout: Layout
     std: NoiseStd  # exact standard deviation of the noise in every coordinate of the mean
@@ -214,7 +218,7 @@ class Noised:
 
     @property
     def noise_to_signal(self) -> float:
-        """Norm of the noise over the largest norm of the mean: z sqrt(d) / S for S clients, or records."""
+        """Ratio of the noise's norm to the largest norm of the mean: z sqrt(d) / S for S clients, or records."""
         return float(self.each().square().sum().sqrt()) / self.clip_norm
 
     def each(self, device: torch.device | None = None) -> Tensor:
@@ -225,7 +229,8 @@ class Noised:
 
 
 class Postprocess(Part):
-    """A public map of the noised mean; after a `linear` one the noise level is known (`decoded_noise_std`)."""
+    """Base class of post-processing of the noised mean; after a `linear` map the noise level stays known
+    (`decoded_noise_std`)."""
 
     needs_noise: ClassVar[bool] = False  # True: `apply` reads known.std, so what comes before must be linear
     linear: ClassVar[bool] = False
@@ -237,14 +242,14 @@ class Postprocess(Part):
 
     def decoded_noise_std(self, known: Noised) -> NoiseStd:
         """Return the standard deviation of the noise after `apply`; called for linear maps only."""
-        raise NotImplementedError(f"{self.kind} does not say what noise is left")
+        raise NotImplementedError(f"{self.kind} does not state the noise after it: define decoded_noise_std")
 
 
 @dataclass(frozen=True)
 class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
-    """u = (I + strength * L)^-1 mean, L the Laplacian of a cycle, tensor by tensor (papers 000 and 004).
+    """Laplacian smoothing u = (I + strength * L)^-1 mean, L the Laplacian of a cycle, per tensor (papers 000, 004).
 
-    A tensor is flattened in parameter order; `order` permutes the axes of 4-dimensional ones first, such as
+    A tensor is flattened in parameter order; `order` first permutes the axes of 4-dimensional tensors, such as
     (0, 2, 3, 1) for O,H,W,I (paper 000, Table 5). The inverse factors into two one-sided recursive filters,
     c / ((1 - r z^-1)(1 - r z)), applied by doubling.
     Guarantee: a public invertible linear map; the certificate is the same with and without it.
@@ -263,7 +268,7 @@ class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
         return self._tensors(mean, known.layout, smooth_cycle)
 
     def decoded_noise_std(self, known: Noised) -> NoiseStd:
-        """sqrt(h^2 * nu^2), h the response to a single one, * round the cycle of each tensor."""
+        """Return sqrt(h^2 * nu^2), h the filter's impulse response, nu the noise before it, * circular convolution."""
         return self._tensors(known.each().square(), known.layout, _variances).sqrt()
 
     def _tensors(self, vector: Tensor, layout: Layout, of_cycle: Callable[[Tensor, float], Tensor]) -> Tensor:
@@ -297,7 +302,7 @@ def _variances(variances: Tensor, strength: float) -> Tensor:
 
 
 def smooth_cycle(signal: Tensor, strength: float) -> Tensor:
-    """(I + s L)^-1 v on a cycle of any length, exact to rounding, in O(d).
+    """Return (I + s L)^-1 v for the Laplacian L of a cycle of any length, exact up to rounding, in O(d).
 
     With S the cyclic shift, r = 2s / (1 + 2s + sqrt(1 + 4s)) (no digits lost for small s) and c = r / s:
     (I + s L)^-1 = c (1 - r S)^-1 (1 - r S^-1)^-1.
@@ -308,7 +313,9 @@ def smooth_cycle(signal: Tensor, strength: float) -> Tensor:
 
 
 def _geometric(signal: Tensor, r: float, way: int) -> Tensor:
-    """sum_k r^k S^k v = prod_j (1 + r^(2^j) S^(2^j)) v, cut where r^(2^j) is below rounding."""
+    """Return sum_k r^k S^k v = prod_j (1 + r^(2^j) S^(2^j)) v, S the cyclic shift by `way`; tiny factors are
+    omitted.
+    """
     floor = 1e-9 if signal.dtype == torch.float32 else 1e-18
     y, power, shift = signal, r, way
     while power > floor:
@@ -319,10 +326,10 @@ def _geometric(signal: Tensor, r: float, way: int) -> Tensor:
 
 @dataclass(frozen=True)
 class JamesStein(Postprocess, kind="james_stein"):
-    """(1 - (d - 2) / sum_i (y_i / nu_i)^2) y, tensor by tensor; with `positive` the factor is never below 0.
+    """James-Stein shrinkage (1 - (d - 2) / sum_i (y_i / nu_i)^2) y per tensor; the factor is at least 0 if `positive`.
 
-    d counts the coordinates with noise, nu_i is theirs; those without stay as they are, and so does a tensor with one
-    or two of them: nothing beats the raw estimate there.
+    d is the number of coordinates with noise and nu_i their noise. Coordinates without noise do not change, nor do
+    tensors with at most two noisy coordinates, for which no estimator dominates the raw mean.
     """
 
     positive: bool = True
@@ -342,7 +349,9 @@ class JamesStein(Postprocess, kind="james_stein"):
 
 @dataclass(frozen=True)
 class SoftThreshold(Postprocess, kind="soft_threshold"):
-    """sign(y) max(0, |y| - nu sqrt(2 ln d)), tensor by tensor, d noisy coordinates (Donoho & Johnstone 1994)."""
+    """Soft thresholding sign(y) max(0, |y| - nu sqrt(2 ln d)) per tensor, d noisy coordinates (Donoho, Johnstone
+    1994).
+    """
 
     needs_noise: ClassVar[bool] = True
 
@@ -357,10 +366,11 @@ class SoftThreshold(Postprocess, kind="soft_threshold"):
 
 @dataclass(frozen=True)
 class WhenNoisy(Postprocess, kind="when_noisy"):
-    """`denoiser` in a round whose noise-to-signal ratio z sqrt(d) / S is above `above`; else the mean as it is.
+    """Conditional denoising: `denoiser` in rounds with noise-to-signal ratio z sqrt(d) / S > `above`, else the
+    identity.
 
-    z is the noise multiplier, d the number of parameters, S the expected cohort (or batch). Laplacian smoothing wins
-    above a ratio of about 15 and loses below it. The ratio is public: it depends on the plan and the model alone.
+    z is the noise multiplier, d the number of parameters, S the expected cohort (or batch). Laplacian smoothing helps
+    above a ratio of about 15 and harms below it. The ratio is public: it depends on the plan and the model alone.
     """
 
     denoiser: Postprocess

@@ -1,4 +1,4 @@
-"""Gradient oracles: which direction a local step follows. Local solvers call `Gradient.at`."""
+"""Gradient oracles: they compute the direction of a local step. Local solvers call `Gradient.at`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Batch:
 @codec.hides_values
 @dataclass(frozen=True)
 class Anchor:
-    """Reference point of regularisers: the public model at the start of the round, and the clip norm."""
+    """Reference values of regularisers: the public model at the start of the round, and the clip norm."""
 
     start: Tensor  # [d]
     clip_norm: float = math.inf
@@ -43,7 +43,9 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Ball:
-    """The ball of clipped record gradients, ||g_j|| <= clip norm; `envelope` smooths the loss first."""
+    """Ball to which record gradients are clipped, ||g_j|| <= clip norm; with `envelope`, of the Moreau envelope of
+    the loss.
+    """
 
     clip_norm: float = math.inf
     norm: Norm = 2
@@ -51,11 +53,11 @@ class Ball:
 
 
 class Objective(Protocol):
-    """The clients' losses at their own parameters, as an engine computes them.
+    """Interface to an engine's losses and gradients of m clients, each at its own parameters.
 
     Rows [m, d] hold the tensors of `layout` one after the other, each in row-major order: `layout.views(w)` are those
-    tensors by name, [m, *shape]. Only where every part treats coordinates alike (`any_order`) may an objective use
-    another order, which `inward` and `outward` translate.
+    tensors by name, [m, *shape]. An objective may use another order of coordinates, which `inward` and `outward`
+    convert, only if every part treats all coordinates alike (`any_order`).
     """
 
     @property
@@ -65,7 +67,7 @@ class Objective(Protocol):
     def place(self, start: Tensor, clients: int) -> Tensor: ...
     def gradient(self, w: Tensor, batch: Batch) -> Tensor: ...
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
-        """Return the parameters [m, d] after plain steps over `batches`; None if single steps are as fast."""
+        """Return the parameters [m, d] after plain SGD over `batches`; None if this is not faster than single steps."""
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor: ...  # [m, d], sum over records of g_j in the ball
     def inward(self, start: Tensor) -> Tensor: ...  # [d], in the objective's own order of coordinates
@@ -74,12 +76,12 @@ class Objective(Protocol):
 
 
 class Gradient(Part):
-    """A gradient oracle: the direction of a local step."""
+    """Base class of gradient oracles, which compute the direction of a local step."""
 
     @abstractmethod
     @returns(lambda found, part, objective, w, *_: tensor(found, tuple(w.shape), w))
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
-        """Return the direction at w [m, d] for one minibatch per client; the next call may overwrite it.
+        """Return the direction [m, d] at w [m, d] for one minibatch per client; the next call may overwrite the result.
 
         Coordinates are in the order of `objective.layout`, on every path of every engine.
         """
@@ -91,7 +93,7 @@ def _check_at_least_0(name: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class Plain(Gradient, kind="plain"):
-    """grad f(w)."""
+    """Plain gradient grad f(w)."""
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         return objective.gradient(w, batch)
@@ -99,7 +101,7 @@ class Plain(Gradient, kind="plain"):
 
 @dataclass(frozen=True)
 class Sam(Gradient, kind="sam"):
-    """grad f(w + rho * e), e = g / ||g||, g = grad f(w): sharpness-aware (Foret et al. 2021; paper 003).
+    """Sharpness-aware gradient (SAM) grad f(w + rho * e), e = g / ||g||, g = grad f(w) (Foret et al. 2021; paper 003).
 
     With `adaptive`, e = T^2 g / ||T g||, T = |w| + 0.01 (ASAM, Kwon et al. 2021).
     """
@@ -115,7 +117,7 @@ class Sam(Gradient, kind="sam"):
         return objective.gradient(w + self.ascent(w, slope), batch) if self.rho else slope
 
     def ascent(self, w: Tensor, slope: Tensor) -> Tensor:
-        """Return rho * e, the step to the point of largest loss nearby."""
+        """Return rho * e, the ascent step at w [m, d] for the gradient `slope` [m, d]."""
         if not self.adaptive:
             return slope * (self.rho / _lengths(slope))
         scale = w.abs() + 0.01
@@ -124,9 +126,9 @@ class Sam(Gradient, kind="sam"):
 
 @dataclass(frozen=True)
 class Blur(Gradient, kind="blur"):
-    """grad of f(w) + strength / 2 * max(0, ||w - w_t||^2 - clip norm^2): BLUR, a pull back into the clip ball.
+    """BLUR: gradient of f(w) + strength / 2 * max(0, ||w - w_t||^2 - clip norm^2), a penalty outside of the clip ball.
 
-    `gradient` is the oracle that it is added to.
+    `gradient` is the oracle to which the penalty's gradient is added; w_t is the model at the start of the round.
     """
 
     strength: float
@@ -143,7 +145,9 @@ class Blur(Gradient, kind="blur"):
 
 @dataclass(frozen=True)
 class Proximal(Gradient, kind="proximal"):
-    """grad of f(w) + strength / 2 * ||w - w_t||^2: FedProx (Li et al. 2020), a pull to where the round began."""
+    """FedProx: gradient of f(w) + strength / 2 * ||w - w_t||^2, w_t the model at the start of the round (Li et al.
+    2020).
+    """
 
     strength: float
     gradient: Gradient = field(default_factory=Plain)
@@ -157,7 +161,7 @@ class Proximal(Gradient, kind="proximal"):
 
 @dataclass(frozen=True)
 class Bounded(Gradient, kind="bounded"):
-    """g * min(1, clip norm / ||g||): the client's whole gradient in a ball (paper 002). Bounds no single record."""
+    """Clipped gradient of a whole minibatch, g * min(1, clip norm / ||g||) (paper 002); gives no bound per record."""
 
     clip_norm: float
     norm: Norm = 2
@@ -174,11 +178,12 @@ class Bounded(Gradient, kind="bounded"):
 
 @dataclass(frozen=True)
 class Moreau(Gradient, kind="moreau"):
-    """beta (w - prox(w)): the gradient of  f_beta(w) = min_v f(v) + beta / 2 ||w - v||^2,  record by record.
+    """Gradient of the Moreau envelope f_beta(w) = min_v f(v) + beta / 2 ||w - v||^2 of each record: beta (w - prox(w)).
 
-    f_beta is beta-smooth and within L^2 / (2 beta) of an L-Lipschitz f (Nesterov smoothing, paper 001). Closed form for
-    absolute, hinge and quantile losses of a linear model; else `steps` of the subgradient method for the strongly
-    convex inner problem, after which ||v - prox||^2 <= 4 G^2 / (beta^2 (steps + 1)), G the largest slope met.
+    f_beta is beta-smooth and within L^2 / (2 beta) of an L-Lipschitz f (Nesterov smoothing, paper 001). It has a
+    closed form for absolute, hinge and quantile losses of a linear model; otherwise `steps` subgradient steps solve
+    the strongly convex inner problem, with ||v - prox||^2 <= 4 G^2 / (beta^2 (steps + 1)), G the largest gradient norm
+    on the way.
     """
 
     beta: float

@@ -35,7 +35,7 @@ CONTROL = "control"  # name of SCAFFOLD's control variates in client states and 
 
 @dataclass(frozen=True)
 class NoiseStream:
-    """Random generator for the noise that one client adds; `solver` is set where the rows have different solvers."""
+    """Random generator for the noise that one client adds; `solver` is set if the rows have different solvers."""
 
     client: int
     rng: np.random.Generator
@@ -45,7 +45,7 @@ class NoiseStream:
 @codec.hides_values
 @dataclass(frozen=True)
 class Work:
-    """Input of m clients: all start at `start`, and read their records batch after batch."""
+    """Input of a local solver for m clients: the common model `start`, and the batches of records to read."""
 
     objective: Objective
     start: Tensor  # [d]
@@ -62,7 +62,7 @@ def _update_and_broadcast(found: object, *_: object) -> str:
 
 
 class LocalSolver(Part):
-    """A client's local training: from the public model and its own records to a message, start minus end."""
+    """Base class of local training: from the public model and a client's records to a message, start minus end."""
 
     noise_multipliers: tuple[float, ...] = ()  # one per client, where clients differ
     clip_norms: tuple[float | Schedule, ...] = ()  # clip norms that the solver applies to single records
@@ -71,7 +71,7 @@ class LocalSolver(Part):
 
     @returns(of_type(Bound, AlreadyPrivate))
     def bound(self) -> Bound | AlreadyPrivate:
-        """Return the bound of the message; by default none, so that the plan needs a Clip step."""
+        """Return the norm bound of the message; by default none, so that the plan needs a Clip step."""
         return Bound(unit="client")
 
     @abstractmethod
@@ -82,11 +82,11 @@ class LocalSolver(Part):
     @abstractmethod
     @returns(lambda found, part, work: tensor(found, (work.m, part.length(len(work.start))), work.start))
     def solve(self, work: Work) -> Tensor:
-        """Return the messages [m, length] of m clients: start minus end, and what else the solver sends."""
+        """Return the messages [m, length] of m clients: start minus end, and other vectors that the solver sends."""
 
     @property
     def any_order(self) -> bool:
-        """Whether solver and gradient oracles treat all coordinates alike; known of Sordino's own parts only."""
+        """Whether solver and gradient oracles treat all coordinates alike; False for parts of other packages."""
         part: Part | None = self
         while part is not None and type(part).__module__.startswith("sordino."):
             part = getattr(part, "gradient", None)
@@ -108,29 +108,30 @@ class LocalSolver(Part):
     def client_state(self, start: Tensor) -> dict[str, Tensor]:
         """Return the initial values, by name, of the state that a client keeps between its rounds; {}: no state.
 
-        `start` [d] is the public model of the client's first round. `Work.state` holds the states of the clients at
-        work, and what `solve` leaves there is handed to it in the client's next round. A tensor of d numbers is in the
-        order of the model's coordinates. A state never leaves its client: it is in no message and in no release.
+        `start` [d] is the public model of the client's first round. `Work.state` holds the states of the clients of a
+        round; what `solve` writes there is passed to it again in the client's next round. A tensor of d numbers is in
+        the order of the model's coordinates. A state never leaves its client: it is in no message and in no release.
         """
         return {}
 
     def personal_model(self, model: Tensor, state: Mapping[str, Tensor], layout: Layout) -> Tensor | None:
-        """Return a client's personal model [d] from the public `model` [d] and the client's `state`; None: none.
+        """Return a client's personal model [d] from the public `model` [d] and the client's `state`; None if there is
+        none.
 
-        A whole model (Ditto) or single tensors of it (`layout.views`: a head). Simulations evaluate it on the
-        client's own rows, `personal_accuracy` among the diagnostics, which are not private.
+        All tensors may differ from the public model (Ditto), or a few (`layout.views`, such as a head). Simulations
+        evaluate it on the client's own rows (`personal_accuracy` in the diagnostics, which are not private).
         """
         return None
 
     def records_read(self, size: int) -> int:
-        """Return how many records a client of `size` records reads in one round: the measure of its work."""
+        """Return how many records a client with `size` records reads in one round, as a measure of its work."""
         return size
 
     @returns(_update_and_broadcast)
     def split(self, mean: Tensor, public: Public, rate: float) -> tuple[Tensor, dict[str, Tensor]]:
         """Split the decoded mean into the update [d] and what is broadcast in the next round (`Public.broadcast`).
 
-        `rate` is the share of the population that a round expects. Both are read off a release: post-processing.
+        `rate` is the expected share of the population in a round. Both results are post-processing of a release.
         """
         return mean, {}
 
@@ -153,11 +154,11 @@ class LocalSolver(Part):
         return None
 
     def message_sensitivity(self, t: int) -> float | None:
-        """Return the sensitivity of a message of round t where its bound is 1; None: not stated (`AlreadyPrivate`)."""
+        """Return the largest change of a message of round t by one record (`AlreadyPrivate`); None if not stated."""
         return None if isinstance(self.bound(), AlreadyPrivate) else 1.0
 
     def with_noise_multiplier(self, noise_multiplier: float) -> LocalSolver:
-        """Return the same solver with another noise multiplier of its noise (`AlreadyPrivate`), the same for all."""
+        """Return the same solver with another noise multiplier, the same for all clients (`AlreadyPrivate`)."""
         raise NotImplementedError(f"{self.kind} adds no noise of its own")
 
     def with_noise_multipliers(self, noise_multipliers: tuple[float, ...]) -> LocalSolver:
@@ -172,12 +173,12 @@ class LocalSolver(Part):
 
 @dataclass(frozen=True)
 class LocalSgd(LocalSolver, kind="local_sgd"):
-    """w <- w - lr * v,  v <- momentum * v + grad f(w; batch) + weight_decay * w;  message = w_t - w.
+    """Local SGD: w <- w - lr * v, v <- momentum * v + grad f(w; batch) + weight_decay * w; the message is w_t - w.
 
-    Either `epochs` over the client's data or `steps` minibatches; batch = None is the full batch. With `project`,
-    w - w_t is pulled back into the ball of the plan's clip norm after EVERY step (paper 000, Algorithm 1). lr is that
-    of the round, or of the step of the whole run (`PerStep`).
-    Bound: none; only Clip gives one.
+    It runs `epochs` over the client's data or `steps` minibatches; batch = None is the full batch. With `project`, w -
+    w_t is projected on the ball of the plan's clip norm after EVERY step (paper 000, Algorithm 1). lr may change with
+    the round, or with the local step (`PerStep`).
+    The message has no norm bound: the plan needs a Clip.
     """
 
     lr: float | Schedule
@@ -203,8 +204,10 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
             found = ", ".join(f"{name} = {brief_repr(value)}" for name, value in numbers.items())
             raise PlanError("local work", found, f"numbers of at least 1, and at most {MOST:,} epochs or steps")
         if self.steps is None and isinstance(self.lr, Schedule) and self.lr.per_step:
-            found = f"lr over local steps with epochs = {self.epochs}, whose steps depend on how much a client holds"
-            raise PlanError("local work", found, "the same number of steps for all", "set steps, and drop epochs")
+            found = f"a PerStep lr with epochs = {self.epochs}: the steps would depend on a client's number of records"
+            raise PlanError(
+                "local work", found, "the same number of steps for all clients", "set steps, and drop epochs"
+            )
 
     def check_rounds(self, rounds: int) -> None:
         if isinstance(self.lr, Schedule) and self.lr.per_step:  # the plan checks all other schedules
@@ -251,7 +254,7 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
 
 
 def project_(w: Tensor, start: Tensor, clip_norm: float) -> None:
-    """w <- w_t + (w - w_t) * min(1, clip norm / ||w - w_t||), row by row, in place."""
+    """Project each row on the clip ball, in place: w <- w_t + (w - w_t) * min(1, clip norm / ||w - w_t||)."""
     offset = w - start
     norms = torch.linalg.vector_norm(offset, dim=-1, keepdim=True)
     torch.addcmul(start.expand_as(w), offset, (clip_norm / norms).clamp(max=1.0), out=w)
@@ -259,17 +262,17 @@ def project_(w: Tensor, start: Tensor, clip_norm: float) -> None:
 
 @dataclass(frozen=True)
 class Scaffold(LocalSolver, kind="scaffold"):
-    """`steps` times  w <- w - lr_t (grad f(w; batch) - c_i + c);   c_i' = c_i - c + (w_t - w) / (steps lr_t).
+    """SCAFFOLD: `steps` times w <- w - lr_t (grad f(w; batch) - c_i + c); c_i' = c_i - c + (w_t - w) / (steps lr_t).
 
-    Karimireddy et al. 2020, option II. c_i is the client's own memory; c, the server's, is read off releases:
+    Karimireddy et al. 2020, option II. c_i is the client's control variate; the server's c is computed from releases:
 
         message = (w_t - w,  steps lr_t (c_i - c_i'))      2 d numbers in the unit of a model, clipped and noised as one
         c <- c - rate * (second half of the decoded mean) / (steps lr_t),     rate = expected / population
 
-    The message is pulled into the plan's clip norm here, so that c_i moves by what is sent and c keeps up with them:
-    else clipped controls fall behind the clients' own, and the difference stops every step.
-    Bound: none; only Clip gives one, over both halves together. c_i depends on this client's data and on what was
-    released, so to whoever sees the releases a client is in as many of them as rounds: the cost is that of the Clip.
+    The message is scaled into the plan's clip norm here, so that c_i changes by exactly what is sent; otherwise c would
+    fall behind the clients' c_i, and the difference would stall training.
+    The message has no norm bound: the plan needs a Clip, over both halves together. c_i depends on this client's data
+    and on releases only, so a client is in one release per round of its own, and costs the same as with local SGD.
     """
 
     lr: float | Schedule
@@ -286,7 +289,7 @@ class Scaffold(LocalSolver, kind="scaffold"):
         require(schedules.positive(*span), "local work", f"lr = {brief_repr(self.lr)}", needed)
 
     def _plain(self) -> LocalSgd:
-        """Return local SGD with the same numbers: it draws the same batches and refuses the same mistakes."""
+        """Return local SGD with the same settings, which draws the same batches and refuses the same invalid values."""
         return LocalSgd(lr=self.lr, steps=self.steps, batch=self.batch, gradient=self.gradient)
 
     def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:

@@ -24,7 +24,9 @@ IGNORED = -100  # the label of a token that costs nothing, as torch's cross-entr
 
 
 class Loss(Part):
-    """A loss per record: `value` is required; `slope` makes linear and dense models several times as fast."""
+    """Base class of losses per record: `value` is required; `slope` makes linear and dense models several times as
+    fast.
+    """
 
     convex: ClassVar[bool] = False  # in the scores
     smooth: ClassVar[bool] = False  # its slope is Lipschitz in the scores
@@ -42,10 +44,12 @@ class Loss(Part):
         raise NotImplementedError
 
     def envelope(self, scores: Tensor, targets: Tensor, pace: Tensor) -> Tensor:
-        """Return d f_beta / d scores of a linear model, pace = beta / ||(x, 1)||^2: linear around the kink.
+        """Return the derivative of the Moreau envelope f_beta in the scores of a linear model; pace = beta / ||(x,
+        1)||^2.
 
-        prox(w) = w - t x, so  beta (w - prox) = beta t x  with  beta t = clamp(pace * (distance to the kink), lowest
-        slope, highest slope): for |z - y| Huber's slope. For one score, prox(z) = z - envelope / pace.
+        prox(w) = w - t x, so beta (w - prox) = beta t x with beta t = clamp(pace * (distance to the kink), lowest
+        slope, highest slope): for |z - y| this is the derivative of Huber's loss. For one score, prox(z) = z -
+        envelope / pace.
         """
         raise NotImplementedError
 
@@ -62,7 +66,7 @@ class Loss(Part):
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss, kind="cross_entropy"):
-    """log sum exp z - z_y, for labels: one score per class."""
+    """Cross-entropy log sum exp z - z_y for class labels y; one score per class."""
 
     convex: ClassVar[bool] = True
     smooth: ClassVar[bool] = True
@@ -78,7 +82,7 @@ class CrossEntropy(Loss, kind="cross_entropy"):
 
 @dataclass(frozen=True)
 class Tokens(Loss, kind="tokens"):
-    """Mean of log sum exp z - z_y over a record's own tokens, those of label -100 left out: one score per class."""
+    """Cross-entropy of tokens: mean of log sum exp z - z_y over a record's tokens, except those with label -100."""
 
     targets: ClassVar[Targets] = "token"
 
@@ -92,7 +96,7 @@ class Tokens(Loss, kind="tokens"):
 
 @dataclass(frozen=True)
 class Mse(Loss, kind="mse"):
-    """(z - y)^2, for numbers."""
+    """Squared error (z - y)^2 for real targets."""
 
     convex: ClassVar[bool] = True
     smooth: ClassVar[bool] = True
@@ -106,7 +110,7 @@ class Mse(Loss, kind="mse"):
 
 @dataclass(frozen=True)
 class Logistic(Loss, kind="logistic"):
-    """log(1 + exp z) - y z, for labels 0 and 1: one score."""
+    """Logistic loss log(1 + exp z) - y z for labels 0 and 1; one score."""
 
     convex: ClassVar[bool] = True
     smooth: ClassVar[bool] = True
@@ -121,7 +125,7 @@ class Logistic(Loss, kind="logistic"):
 
 @dataclass(frozen=True)
 class Absolute(Loss, kind="absolute"):
-    """abs(z - y), for numbers."""
+    """Absolute error |z - y| for real targets."""
 
     convex: ClassVar[bool] = True
 
@@ -138,7 +142,7 @@ class Absolute(Loss, kind="absolute"):
 
 @dataclass(frozen=True)
 class Hinge(Loss, kind="hinge"):
-    """max(0, 1 - s z) with s = 1 or -1, for labels 1 and 0: one score."""
+    """Hinge loss max(0, 1 - s z) with s = 1 or -1 for labels 1 and 0; one score."""
 
     convex: ClassVar[bool] = True
     targets: ClassVar[Targets] = "side"
@@ -157,7 +161,7 @@ class Hinge(Loss, kind="hinge"):
 
 @dataclass(frozen=True)
 class Quantile(Loss, kind="quantile"):
-    """max(tau (y - z), (tau - 1) (y - z)), for numbers: least at the quantile `tau`, in (0, 1)."""
+    """Quantile (pinball) loss max(tau (y - z), (tau - 1) (y - z)) for real targets; tau in (0, 1)."""
 
     tau: float
     convex: ClassVar[bool] = True
@@ -183,7 +187,7 @@ class Quantile(Loss, kind="quantile"):
 
 @dataclass(frozen=True)
 class Own(Loss, kind="own"):
-    """A function that `sordino.add_loss(name)` has added: (outputs, targets) -> one value per record."""
+    """User-defined loss, registered by `sordino.add_loss(name)`: (outputs, targets) -> one value per record."""
 
     name: str
 
@@ -199,13 +203,13 @@ class Own(Loss, kind="own"):
 
 
 def add_loss(name: str) -> Callable[[LossFunction], LossFunction]:
-    """Register a function of (outputs, targets) that a file may name: loss = { kind = "own", name = ... }."""
+    """Register a loss function of (outputs, targets), for TOML files: loss = { kind = "own", name = ... }."""
     return codec.register_function("loss", name)
 
 
 @dataclass(frozen=True)
 class FunctionLoss(Loss):
-    """A loss function passed by a script: its derivative is left to autograd, and no file can describe it."""
+    """Loss function passed from Python; autograd computes its derivative, and no TOML file can describe it."""
 
     function: LossFunction
 
@@ -218,7 +222,7 @@ CODES = {loss: code for code, loss in enumerate(OURS)}  # as machine code knows 
 
 
 def loss_of(given: str | Loss | LossFunction) -> Loss:
-    """Return the `Loss` of a kind (a string), of a part or of a function."""
+    """Return a `Loss` from its kind (a string), a `Loss` or a function."""
     if isinstance(given, str):
         found: Loss = read(Loss, given, "loss")
         return found
@@ -228,7 +232,7 @@ def loss_of(given: str | Loss | LossFunction) -> Loss:
 
 
 def is_record_wise(loss: Loss) -> bool:
-    """Return whether the loss of a record is known not to depend on other records: true of the losses in this file."""
+    """Return whether a record's loss is known to depend on no other record: True for the losses in this file."""
     return type(loss) in CODES or type(loss) is Tokens
 
 

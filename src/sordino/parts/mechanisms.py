@@ -1,9 +1,8 @@
 """Noise mechanisms (Gaussian, Laplace), and the noised histograms of columns that are released before the first round.
 
-Noise is drawn in this file only (a test reads every other file); releases and engines call `Mechanism.sample`. Every
+Noise is drawn in this file only (a test checks all other files); releases and engines call `Mechanism.sample`. Every
 message lies in the unit ball, so the scale of the noise IS the noise multiplier. A mechanism states the distribution of
-its noise for `sordino audit`; a mechanism that states none works and is charged all the same, and the audit then says
-"not examined", never "passed".
+its noise for `sordino audit`; without it the mechanism works and is charged, but the audit says "not examined".
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _GRID = 4096  # points at which a tail of many terms is computed; between them i
 
 
 class Mechanism(Part):
-    """Additive noise of a known scale."""
+    """Base class of additive noise mechanisms with a known scale."""
 
     noise_multiplier: float
 
@@ -57,7 +56,7 @@ class Mechanism(Part):
     def distribution(self) -> Distribution | None:
         """Return the distribution of one coordinate of a draw; coordinates are independent. None: not stated.
 
-        `sordino audit` tests draws of `sample` against it. One line is enough: `scipy.stats.norm(scale=self.std)`.
+        `sordino audit` tests draws of `sample` against it; for example `return scipy.stats.norm(scale=self.std)`.
         """
         return None
 
@@ -80,11 +79,11 @@ class _Scaled(Mechanism):
 
 @dataclass(frozen=True)
 class Gaussian(_Scaled, kind="gaussian"):
-    """x + N(0, noise multiplier^2 I) for ||x||_2 <= 1.
+    """Gaussian mechanism x + N(0, noise multiplier^2 I) for ||x||_2 <= 1.
 
     Guarantee: mu-GDP with mu = sensitivity / noise multiplier (Dong, Roth, Su 2022), sensitivity 1, or 2 (replace one).
-    As an estimate: numpy's ziggurat leaves cells of the public grid empty beyond 10.08 standard deviations, which adds
-    at most 1e-23 e^epsilon to delta per coordinate and release (docs/privacy.md#from-sampler-to-grid).
+    Numpy's ziggurat sampler misses some points of the public grid beyond 10.08 standard deviations, which adds an
+    estimated 1e-23 e^epsilon at most to delta per coordinate and release (docs/privacy.md#from-sampler-to-grid).
     """
 
     noise_multiplier: float
@@ -109,7 +108,7 @@ class Gaussian(_Scaled, kind="gaussian"):
 
 @dataclass(frozen=True)
 class Laplace(_Scaled, kind="laplace"):
-    """x + Laplace(noise_multiplier) per coordinate for ||x||_1 <= 1.
+    """Laplace mechanism x + Laplace(noise_multiplier) per coordinate for ||x||_1 <= 1.
 
     Guarantee: pure epsilon = sensitivity / noise multiplier (Dwork et al. 2006), sensitivity 1, or 2 (replace one).
     For release the draw is `secure_exponential` with a sign: numpy's own Laplace inverts a uniform of 53 bits, so that
@@ -140,12 +139,12 @@ class Laplace(_Scaled, kind="laplace"):
 
 
 def secure_exponential(size: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """E = K ln 2 - log(1 - U / 2),  P(K = k) = 2^-(k+1),  U uniform: Exp(1) without a longest value or a gap.
+    """Return Exp(1) draws without a maximum or gaps: E = K ln 2 - log(1 - U / 2), P(K = k) = 2^-(k+1), U uniform.
 
-    The density halves once per ln 2, so K, the whole halvings, and the rest in [0, ln 2) are independent. K is the
-    number of zero bits before the first one in a stream of bits; the rest has 2^53 values at most 2^-53 apart, and
-    rounding moves a value by less than 2^-51 max(1, E). So wherever an interval of length g lies, its probability is
-    that of Exp(1) times 1 +- 2^-50 max(1, E) / g, and never 0.
+    The density of Exp(1) halves once per ln 2, so K = floor(E / ln 2) and the rest in [0, ln 2) are independent. K is
+    the number of zero bits before the first one bit in a stream of bits; the rest has 2^53 values at most 2^-53 apart,
+    and rounding moves a value by less than 2^-51 max(1, E). So an interval of length g has, wherever it lies, the
+    probability of Exp(1) times 1 +- 2^-50 max(1, E) / g, which is never 0.
     """
     halvings, still_zero = np.zeros(size, dtype=np.int64), np.arange(size)
     while len(still_zero):  # count zero bits before the first one bit, by words of 64 bits
@@ -158,7 +157,7 @@ def secure_exponential(size: int, rng: np.random.Generator) -> NDArray[np.float6
 
 
 class Distribution(Protocol):
-    """The distribution of one coordinate of the noise, such as a frozen distribution of scipy.stats."""
+    """Interface of the distribution of one noise coordinate, such as a frozen distribution of scipy.stats."""
 
     def cdf(self, x: Floats, /) -> Floats:
         """Return P[noise <= x]."""
@@ -197,10 +196,12 @@ class LaplaceSum:
 
 
 def laplace_sum_tail(x: Floats, scales: tuple[float, ...]) -> Floats:
-    """P[sum of Laplace(scale_i) > x], x >= 0:  sum_k p_k Q(k, x / b),  b the smallest scale, Q the upper gamma ratio.
+    """Return P[sum of Laplace(scale_i) > x] for x >= 0: sum_k p_k Q(k, x / b), b the smallest scale, Q the regularised
+    upper incomplete gamma function.
 
-    The sum is a difference of two chains of exponential clocks. Once the second chain has run out, the first has some
-    clocks left; at the rate 1 / b these need k ticks with probability p_k. For n equal scales k is at most n.
+    The sum of Laplace variables is X - Y with X and Y sums of independent exponentials. Where X > Y, the excess is a
+    sum of exponentials, which uniformised to the rate 1 / b has k terms with probability p_k. For n equal scales k is
+    at most n.
     """
     from scipy.special import gammaincc
 
@@ -242,7 +243,7 @@ STEEP = 1e4  # about the width of the last bin of a log grid over that of the fi
 
 
 class Preparation(Part):
-    """One release of one column before the first round, so that ranges and means are not read off private rows."""
+    """Base class of a column's release before the first round, from which ranges and means are computed privately."""
 
     column: str
     epsilon: float
@@ -256,18 +257,18 @@ class Preparation(Part):
         """Return the mechanism under which the release costs `epsilon` when neighbours differ by `relation`."""
 
     def event(self, relation: Relation) -> Event:
-        """Return the privacy event of the release; `relation` is that of the cost's first line."""
+        """Return the privacy event of the release; `relation` is that of the adversary who sees models."""
         return self.noise(relation).event()
 
 
 @dataclass(frozen=True)
 class Histogram(Preparation, kind="histogram"):
-    """h_b = sum over units of their share in bin b, + Laplace(sensitivity / epsilon) per bin.
+    """Noised histogram of a column: h_b = sum over units of their share in bin b, + Laplace(sensitivity / epsilon).
 
-    A value v in [low, high] is held as its share (v - low) / (high - low) of that public range; what lies outside is
-    clamped, a missing value (a share below 0) is in no bin. One record is in one bin, so ||h||_1 moves by 1, or by 2
-    where it is replaced; of a client the histogram of all its values is divided by their number, so it weighs 1 too.
-    Guarantee: pure epsilon (Dwork, McSherry, Nissim, Smith 2006, Theorem 1).
+    A value v in [low, high] is represented as (v - low) / (high - low), its position in that public range; values
+    outside are clamped, and a missing value (a position below 0) is in no bin. One record is in one bin, so it changes
+    ||h||_1 by 1, or by 2 if it is replaced. A client's histogram is divided by its number of values, so a client has
+    the same sensitivity. Guarantee: pure epsilon (Dwork, McSherry, Nissim, Smith 2006, Theorem 1).
     """
 
     column: str
@@ -296,14 +297,18 @@ class Histogram(Preparation, kind="histogram"):
         return Laplace(sensitivity(relation) / self.epsilon)
 
     def message(self, shares: Values, unit: Unit) -> Values:
-        """Return [bins]: counts of one silo's records; for a client, shares that add up to 1."""
+        """Return the histogram [bins] before noise: counts of one silo's records, or for a client shares that add up
+        to 1.
+        """
         present = np.clip(shares[shares >= 0], 0.0, 1.0)
         place = np.searchsorted(self.edges[1:-1], present, side="right")
         counts = np.bincount(place, minlength=self.bins).astype(np.float64)
         return counts / max(len(present), 1) if unit == "client" else counts
 
     def cumulated(self, total: Values) -> Values:
-        """Return the cumulative distribution [bins + 1]: isotonic regression of the noised cumulative counts."""
+        """Return the estimated cumulative distribution [bins + 1]: isotonic regression of the noised cumulative
+        counts.
+        """
         from scipy.optimize import isotonic_regression
 
         grown = np.maximum(isotonic_regression(np.cumsum(total)).x, 0.0)

@@ -1,8 +1,8 @@
-"""Record samplers: which records of a silo each step reads, and how that amplifies privacy. `BatchGradient` has one.
+"""Record samplers: they draw the records of a silo that each step reads, and state the amplification by sampling.
 
 The sampling stays inside the silo, so it amplifies even against an adversary who reads every message. `sizes` are
-public: one number of records per silo, or one number for all. The batch size is a constant of the plan, never the
-realised number of records. `SamplingLaw` states to `sordino audit` how clients or records are drawn.
+public: one number of records per silo, or one number for all. The mean divides by the plan's batch size, never by the
+realised number of records. `SamplingLaw` is the distribution of draws that `sordino audit` tests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SamplingLaw:
     independent         within a round units are drawn independently, or negatively associated (without replacement);
                         False: any dependence within a round, such as whole groups
     secret              each round is drawn independently of the others and unpredictably; False: the draw is public,
-                        and the cost rests on the next two fields alone
+    and the cost depends on the next two fields alone
     max_participations  rounds -> the most of these rounds that one unit is in
     min_separation      least distance in rounds between two rounds of one unit
     """
@@ -61,7 +61,9 @@ class SamplingLaw:
 
 
 def poisson_law(population: int, rate: float, cap: int | None = None) -> SamplingLaw:
-    """Return the law of Poisson sampling; where more than `cap` units are drawn, a uniform subset of `cap` remains."""
+    """Return the distribution of Poisson sampling; if more than `cap` units are drawn, a uniform subset of `cap` is
+    kept.
+    """
     from scipy.special import bdtrc
 
     cap = None if cap is not None and cap >= population else cap
@@ -75,7 +77,7 @@ def poisson_law(population: int, rate: float, cap: int | None = None) -> Samplin
 
 
 class RecordSampler(Part):
-    """A sampler of records: draws the batch of one silo for each step."""
+    """Base class of record samplers, which draw the batch of one silo for each step."""
 
     sizes: tuple[int, ...]
     relation: ClassVar[Relation] = "replace_one"
@@ -103,7 +105,8 @@ class RecordSampler(Part):
         return None
 
     def public_law(self, silo: int, size: int) -> SamplingLaw:
-        """Return the law of public batches of `size` records: the cost rests on participation and separation alone."""
+        """Return the distribution of public batches of `size` records: nothing is secret, so only the numbers of reads
+        of one record and their separation are stated."""
         most, apart = partial(self.max_participations, silo=silo), self.min_separation(silo)
         return SamplingLaw(self.size(silo), size=size, secret=False, max_participations=most, min_separation=apart)
 
@@ -136,7 +139,9 @@ class RecordSampler(Part):
         return None
 
     def shrunk(self, sizes: tuple[int, ...], share: float, rounds: int) -> RecordSampler | None:
-        """Return the same sampling for `rounds` rounds of smaller silos of `sizes`, about `share` of these silos."""
+        """Return the same sampling for `rounds` rounds of silos with `sizes` records, about `share` of the present
+        sizes.
+        """
         return None
 
     def for_silos(self, silos: int) -> RecordSampler:
@@ -160,9 +165,9 @@ def _check(sizes: tuple[int, ...], batch: float) -> None:
 
 @dataclass(frozen=True)
 class AllRecords(RecordSampler, kind="all_records"):
-    """Every record, every round: no amplification; neighbours replace one record (sensitivity 2).
+    """Full batches: all records in every round; no amplification, and neighbours replace one record (sensitivity 2).
 
-    A silo weighs as many records as it holds: the mean is that of the pooled data.
+    Silos are weighted by their number of records: the mean is that of the pooled data.
     """
 
     sizes: tuple[int, ...]
@@ -188,7 +193,7 @@ class AllRecords(RecordSampler, kind="all_records"):
 
 
 class _Batches(RecordSampler):
-    """Batches of `batch` records, exactly or on average: a constant of the plan."""
+    """Base of samplers whose batches have `batch` records, exactly or on average."""
 
     batch: float
 
@@ -202,7 +207,7 @@ class _Batches(RecordSampler):
 
 @dataclass(frozen=True)
 class PoissonRecords(_Batches, kind="poisson_records"):
-    """Each record independently with probability batch / size of its silo.
+    """Poisson sampling of records: each record independently with probability batch / size of its silo.
 
     Guarantee: add or remove one record (sensitivity 1), amplified by PLD of the subsampled mechanism.
     """
@@ -231,7 +236,7 @@ class PoissonRecords(_Batches, kind="poisson_records"):
 
 @dataclass(frozen=True)
 class FixedRecords(_Batches, kind="fixed_records"):
-    """A uniformly random batch of exactly `batch` of a silo's records, without replacement.
+    """Sampling without replacement: a uniformly random batch of exactly `batch` records of a silo.
 
     Guarantee: replace one record (sensitivity 2), amplified by Balle, Barthe, Gaboardi 2018, Theorem 9.
     """
@@ -255,8 +260,8 @@ class FixedRecords(_Batches, kind="fixed_records"):
 def subsets(sizes: Sequence[Rows], batch: int, rngs: Sequence[np.random.Generator]) -> Rows:
     """Draw a uniformly random set of `batch` numbers below each size: [sum of m, batch], one generator per group.
 
-    Floyd's algorithm, all at once: step j draws a number up to size - batch + j and takes it, or, if it was taken
-    before, size - batch + j itself. A number below n is n times one of 2^53 equidistant points of [0, 1), rounded down.
+    Floyd's algorithm, vectorised: step j draws a number up to size - batch + j and takes it or, if it was taken
+    before, size - batch + j. A number below n is n times one of 2^53 equidistant points of [0, 1), rounded down.
     """
     highest = np.concatenate(sizes)[:, None] - batch + np.arange(batch)
     groups = np.split(highest, np.cumsum([len(own) for own in sizes])[:-1])
@@ -269,7 +274,9 @@ def subsets(sizes: Sequence[Rows], batch: int, rngs: Sequence[np.random.Generato
 
 
 class _PublicBatches(_Batches):
-    """Public permutations of a silo's records, cut into size // batch batches; the remainder is not read."""
+    """Base of public batches: permutations of a silo's records, cut into size // batch batches; the rest is not
+    read.
+    """
 
     batch: int
     disjoint: ClassVar[bool] = True
@@ -295,11 +302,10 @@ class _PublicBatches(_Batches):
 
 @dataclass(frozen=True)
 class OnePass(_PublicBatches, kind="one_pass"):
-    """Round t reads the t-th block of a public permutation: disjoint batches, so each record is in one release.
+    """One pass: round t reads the t-th block of a public permutation, so batches are disjoint.
 
-    Guarantee: replace one record (sensitivity 2), parallel composition: the whole run costs one release. The
-    permutation is public and always the same, so a run that is resumed, or a round that is run again, reads the same
-    block.
+    Guarantee: replace one record (sensitivity 2); each record is in one release, so by parallel composition the whole
+    run costs one release. The permutation is always the same, so a round that is run again reads the same block.
     """
 
     batch: int
@@ -332,10 +338,11 @@ class OnePass(_PublicBatches, kind="one_pass"):
 
 @dataclass(frozen=True)
 class ShuffledRecords(_PublicBatches, kind="shuffled_records"):
-    """Epoch e is a public permutation of a silo's records, cut into size // batch batches; a rest sits the epoch out.
+    """Shuffled epochs: each epoch is a new public permutation of a silo's records, cut into size // batch batches.
 
-    What an ordinary shuffled loader does. Guarantee: replace one record (sensitivity 2); a record is in one release per
-    epoch, so T rounds cost ceil(T / (size // batch)) of them; nothing is amplified, so the order need not be secret.
+    The remaining records are not read in that epoch. Guarantee: replace one record (sensitivity 2); a record is in one
+    release per epoch, so T rounds cost ceil(T / (size // batch)) releases. Nothing is amplified, so the order may be
+    public.
     """
 
     batch: int
@@ -353,10 +360,11 @@ class ShuffledRecords(_PublicBatches, kind="shuffled_records"):
 
 @dataclass(frozen=True)
 class RecordsInTurn(_PublicBatches, kind="records_in_turn"):
-    """One public permutation of a silo's records, cut into size // batch batches that come in turn, epoch after epoch.
+    """Fixed cyclic batches: one public permutation of a silo's records, cut into size // batch batches that come in
+    turn.
 
-    A loader that was shuffled once; a rest is never read. Guarantee: replace one record (sensitivity 2); its reads are
-    exactly size // batch steps apart, which correlated noise uses; nothing is amplified, so the order is no secret.
+    The remaining records are never read. Guarantee: replace one record (sensitivity 2); the reads of a record are
+    exactly size // batch steps apart, as correlated noise requires. Nothing is amplified, so the order may be public.
     """
 
     batch: int

@@ -1,4 +1,4 @@
-"""Local solvers whose privacy unit is a record: gradients clipped record by record, in a silo. Engines call `solve`."""
+"""Local solvers with record-level privacy: a silo clips the gradient of every record. Engines call `solve`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOISE_BLOCK = 1 << 22  # numbers of noise that are drawn at once
 
 
 class _RecordSolver(LocalSolver):
-    """A local solver that clips every record's gradient to `clip_norm`; `records` draws its batches."""
+    """Base of local solvers that clip every record's gradient to `clip_norm`; `records` draws the batches."""
 
     records: RecordSampler
     clip_norm: float | Schedule
@@ -72,10 +72,10 @@ class _RecordSolver(LocalSolver):
 
 @dataclass(frozen=True)
 class BatchGradient(_RecordSolver, kind="batch_gradient"):
-    """message = 1 / clip norm * sum over the batch of g_j min(1, clip norm / ||g_j||),  g_j = grad f(w; record j).
+    """Sum of clipped record gradients: message = 1 / clip norm * sum_j g_j min(1, clip norm / ||g_j||) over a batch.
 
-    One gradient per round; the server steps after multiplying the noised mean by the constant clip norm / batch.
-    Guarantee: adding or removing one record moves the message by at most 1, replacing one by at most 2.
+    g_j is the gradient of record j at the round's model. The server multiplies the noised sum by the constant clip
+    norm / batch. Guarantee: adding or removing one record changes the message by at most 1, replacing one by at most 2.
     """
 
     records: RecordSampler
@@ -100,10 +100,10 @@ class BatchGradient(_RecordSolver, kind="batch_gradient"):
 
 @dataclass(frozen=True)
 class NoisyLocalSgd(_RecordSolver, kind="noisy_local_sgd"):
-    """`steps` times  w <- w - lr_t / batch * (sum_j clip(g_j) + N(0, (z * clip norm)^2));  message = w_t - w.
+    """Local DP-SGD: `steps` times w <- w - lr_t / batch * (sum_j clip(g_j) + N(0, (z clip norm)^2)); message w_t - w.
 
-    z is the noise multiplier. Noise in every local step (paper 001's baseline): the message is private already, so only
-    `Forward` may carry it.
+    z is the noise multiplier. Every local step adds noise (the baseline of paper 001), so the message needs no further
+    noise, and the release must be `Forward`.
     Guarantee: each step is one release of a batch of the silo's records; a round costs `steps` of them.
     """
 

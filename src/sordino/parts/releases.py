@@ -1,7 +1,7 @@
-"""Releases: from the clients' messages to a noised sum, with noise of the server, of the clients, or none.
+"""Releases: they turn the clients' messages into a noised sum, with noise of the server, of the clients, or none.
 
 `Release` is the base. `sees` is what the least trusted party of a release sees by design: "mean", "sum", "cohort",
-"messages". `needs` is what an engine must offer for that to be true: "secure_sum", "shuffler". The loop and the
+"messages". `needs` lists the features that an engine must have for this: "secure_sum", "shuffler". The loop and the
 engines call a release; accounting reads its events.
 """
 
@@ -44,9 +44,9 @@ def _sum_and_memory(found: object, part: Release, total: Tensor, *_: object) -> 
 
 
 class Release(Part):
-    """The release of a round: from the clients' messages to a noised sum.
+    """Base class of releases, which turn the clients' messages of a round into a noised sum.
 
-    `client_noise`, `server_noise`, `correlated` and `remembers` declare which of its methods a release overrides.
+    `client_noise`, `server_noise`, `correlated` and `remembers` declare which of the methods a subclass overrides.
     """
 
     sees: ClassVar[Sees]
@@ -61,7 +61,7 @@ class Release(Part):
     remembers: ClassVar[bool] = False  # True: later rounds need noise of earlier ones, whose memory begins with `init`
 
     def __init_subclass__(cls, kind: str = "") -> None:
-        """Refuse a class whose methods add noise, or state the cost of a run, otherwise than the class declares."""
+        """Refuse a subclass that overrides noise or cost methods without declaring it in the class attributes."""
         super().__init_subclass__(kind)
         methods = {"client_noise": "on_client", "server_noise": "on_server", "correlated": "run_events"}
         methods["remembers"] = "init"
@@ -81,7 +81,7 @@ class Release(Part):
         return bool({"cohort", "messages"} & self.sees)
 
     def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
-        """Refuse a bound of messages or a sampler that this release cannot certify; `records` None: unit client."""
+        """Refuse a message bound or a sampler that this release cannot certify; `records` is None at client level."""
 
     @returns(_same_shape)
     def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
@@ -101,16 +101,17 @@ class Release(Part):
         return total
 
     def init(self, length: int) -> dict[str, Tensor]:
-        """Return the memory of earlier noise before round 1, by name: secret, and stored in the checkpoint."""
+        """Return the noise state before round 1, by name; it is secret, and stored in the checkpoint."""
         return {}
 
     @returns(_sum_and_memory)
     def noised(
         self, total: Tensor, cohort: Cohort, stream: Callable[[str], np.random.Generator], memory: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the sum with all its noise, and the new memory of noise.
+        """Return the sum with all its noise, and the new noise state.
 
-        `cohort` holds the clients whose noise is still to be drawn: none, if each has noised its own message.
+        `cohort` holds the clients whose noise is still to be drawn; it is empty if each client has noised its own
+        message.
         `stream` opens a random generator by name; it is called only for generators that are drawn from.
         """
         if self.client_noise:
@@ -120,25 +121,28 @@ class Release(Part):
         return total, dict(memory)
 
     def accepts(self, received: int) -> bool:
-        """Return whether a round with this many reports counts; a void round releases nothing."""
+        """Return whether a round with this many received messages is released; otherwise the round releases nothing."""
         return True
 
     @returns(lambda found, *_: number(found, 0.0, above=True))
     def denominator(self, expected: float, received: int) -> float:
-        """Return the denominator of the mean: a constant of the plan, unless every message is seen anyway."""
+        """Return the denominator of the mean: a constant of the plan, or the number of messages if all messages are
+        visible.
+        """
         return expected
 
     def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...] | None:
-        """Return the independent draws whose sum is the noise in the sum of this cohort's messages; None: not stated.
+        """Return the independent noise draws that are added to the sum of this cohort's messages; None if not stated.
 
         `sordino audit` compares the noise of trial rounds with these mechanisms.
         """
         return None
 
     def noise_matrix(self, rounds: int) -> Floats | None:
-        """Return B [rounds, rounds], where the noise of the rounds is B Z and Z is independent from round to round.
+        """Return the noise matrix B [rounds, rounds]: the noise of all rounds is B Z, Z independent from round to
+        round.
 
-        The identity, unless rounds share their noise (`correlated`), which must state B; None: not stated.
+        B is the identity for independent noise; a `correlated` release must state it. None: not stated.
         """
         return None if self.correlated else np.eye(rounds)
 
@@ -164,7 +168,7 @@ class Release(Part):
         return self
 
     def is_fitted(self, rounds: int) -> bool:
-        """Return whether all coefficients for a run of `rounds` rounds are there; else `Plan.fitted` is needed."""
+        """Return whether the strategy has coefficients for `rounds` rounds; if not, `Plan.fitted` computes them."""
         return True
 
     def hides_cohort(self, clients: Sampler) -> bool:
@@ -174,7 +178,7 @@ class Release(Part):
     @abstractmethod
     @returns(of_type(Event))
     def message_event(self) -> Event:
-        """Return the event of one round for an adversary who sees the message; where clients differ, the worst one."""
+        """Return the event of one round for an adversary who sees messages, for the client with the least noise."""
 
     @returns(of_type(Event))
     def own_event(self, client: int) -> Event:
@@ -187,7 +191,7 @@ class Release(Part):
 
     def with_noise_multipliers(self, noise_multipliers: tuple[float, ...]) -> Release:
         """Return the same release with a noise multiplier for every client."""
-        found = f"release {self.kind!r} and a budget per silo"
+        found = f"budgets per silo with release {self.kind!r}, which has one noise multiplier for all"
         needed = "a release or a solver with noise per client: local_noise or noisy_local_sgd"
         raise PlanError("calibration", found, needed)
 
@@ -198,9 +202,9 @@ class Release(Part):
 
 
 def need_bound(bound: Bound | AlreadyPrivate, mechanism: Mechanism) -> None:
-    """Refuse a message whose bound is not one that the noise of `mechanism` protects."""
+    """Refuse a message without the norm bound that the noise of `mechanism` needs."""
     if isinstance(bound, AlreadyPrivate):
-        raise PlanError("spent", "noise on messages that are private already", "release Forward()", "drop the noise")
+        raise PlanError("spent", "noise on messages that the solver has already noised", "release Forward()", "drop it")
     if not bound.finite:
         raise PlanError("bound", "noise on a message without a bound", "a Clip step", "add Clip(clip_norm) to encode")
     if bound.norm > mechanism.norm:
@@ -209,14 +213,18 @@ def need_bound(bound: Bound | AlreadyPrivate, mechanism: Mechanism) -> None:
 
 
 def on_grid(noised: Tensor, std: float) -> Tensor:
-    """Round to the public grid 2^-20 * 2^floor(log2 std): the low bits of a double reveal the sum without noise."""
+    """Round a noised sum to the public grid 2^-20 * 2^floor(log2 std), because the low bits of floating-point noise
+    leak.
+    """
     if not std:
         return noised
     import torch
 
     if noised.dtype != torch.float64:  # rounded to float32 before: the grid would then distinguish clean sums
-        found = f"a noised sum in {str(noised.dtype).removeprefix('torch.')} where noise is for release"
-        raise PlanError("secure noise", found, "float64 from the sampler to the grid", "add noise to total.double()")
+        found = f"a noised sum in {str(noised.dtype).removeprefix('torch.')} with noise for release"
+        raise PlanError(
+            "secure noise", found, "float64 from the noise sampler to the rounding", "add noise to total.double()"
+        )
     grid = 2.0 ** (math.floor(math.log2(std)) - 20)
     return (noised / grid).round_() * grid
 
@@ -249,9 +257,9 @@ def _add(total: Tensor, mechanism: Mechanism, rng: np.random.Generator) -> Tenso
 
 @dataclass(frozen=True)
 class CentralNoise(Release, kind="central_noise"):
-    """The trusted server adds mechanism noise to the sum of unit-ball messages.
+    """Central DP: the trusted server adds noise to the sum of unit-ball messages.
 
-    Only the noised mean is ever seen: messages, cohort and counts stay with the server.
+    Only the noised mean is released; messages, cohort and its size stay with the server.
     """
 
     mechanism: Mechanism
@@ -281,7 +289,7 @@ class CentralNoise(Release, kind="central_noise"):
 
 
 class _ClientNoise(Release):
-    """Every client adds noise to its message, drawn by `mechanism_of` the client."""
+    """Base of releases in which every client adds noise of its own mechanism (`mechanism_of`) to its message."""
 
     local: ClassVar[bool] = True
     client_noise: ClassVar[bool] = True
@@ -312,7 +320,7 @@ class _ClientNoise(Release):
 
 
 class _WithVoidRounds(_ClientNoise):
-    """Client noise where a round with fewer than `at_least` reports is void."""
+    """Base of client-noise releases that release nothing in a round with fewer than `at_least` messages."""
 
     at_least: int
 
@@ -328,10 +336,11 @@ class _WithVoidRounds(_ClientNoise):
 
 @dataclass(frozen=True)
 class NoiseShares(_WithVoidRounds, kind="noise_shares"):
-    """Each client adds a share N(0, noise multiplier^2 / at_least); a secure sum shows the server only their total.
+    """Distributed DP: each client adds noise N(0, noise multiplier^2 / at_least), and secure aggregation reveals only
+    the sum.
 
-    A round with fewer than `at_least` reports is void, so the total noise is never below the noise multiplier and the
-    event does not depend on who came. The server sees the cohort; neighbours zero out one client.
+    A round with fewer than `at_least` messages releases nothing, so the total noise is never below the noise
+    multiplier, and the event does not depend on dropouts. The server sees the cohort; neighbours zero out one client.
     """
 
     noise_multiplier: float
@@ -346,7 +355,7 @@ class NoiseShares(_WithVoidRounds, kind="noise_shares"):
 
     @property
     def share(self) -> Gaussian:
-        """Mechanism whose noise one client adds."""
+        """Mechanism of one client's noise share."""
         return Gaussian(self.noise_multiplier / math.sqrt(self.at_least))
 
     def mechanism_of(self, client: int) -> Gaussian:
@@ -364,9 +373,9 @@ class NoiseShares(_WithVoidRounds, kind="noise_shares"):
 
 @dataclass(frozen=True)
 class LocalNoise(_ClientNoise, kind="local_noise"):
-    """Every client noises its own message before anybody sees it; `noise_multipliers` gives each client its own.
+    """Local DP: every client noises its own message; `noise_multipliers` are per client.
 
-    No trust in the server or in the other clients. At client level neighbours replace one client (sensitivity 2).
+    Neither the server nor other clients are trusted. At client level neighbours replace one client (sensitivity 2).
     """
 
     mechanism: Mechanism
@@ -416,9 +425,9 @@ class LocalNoise(_ClientNoise, kind="local_noise"):
 
 @dataclass(frozen=True)
 class ShuffledNoise(_WithVoidRounds, kind="shuffled_noise"):
-    """Clients noise their own messages; a shuffler strips who sent which; the bag is seen (Feldman et al. 2021).
+    """Shuffle model: clients noise their own messages, and a shuffler hides who sent which (Feldman et al. 2021).
 
-    A round with fewer than `at_least` reports is void, so the amplification never rests on a larger cohort.
+    A round with fewer than `at_least` messages releases nothing, so amplification is accounted for `at_least` messages.
     """
 
     mechanism: Mechanism
@@ -439,7 +448,7 @@ class ShuffledNoise(_WithVoidRounds, kind="shuffled_noise"):
         if records is not None and not (records.fixed and records.count == 1):
             found = f"shuffled messages of {records.count:g} records each"
             fix = "set batch = 1, or use local_noise: docs/privacy.md#shuffle has the reason"
-            raise PlanError("shuffle", found, "one record per message: silos differ in all their records", fix)
+            raise PlanError("shuffle", found, "one record per message, as the amplification theorem requires", fix)
 
     def denominator(self, expected: float, received: int) -> float:
         return float(max(received, 1))
@@ -452,7 +461,7 @@ class ShuffledNoise(_WithVoidRounds, kind="shuffled_noise"):
 
 
 class _WithoutNoise(Release):
-    """A release that adds nothing, and so protects nothing."""
+    """Base of releases that add no noise, and so give no guarantee of their own."""
 
     def event(self) -> Event:
         return Unprotected()
@@ -469,7 +478,9 @@ class _WithoutNoise(Release):
 
 @dataclass(frozen=True)
 class Forward(_WithoutNoise, kind="forward"):
-    """Messages that are private already (`AlreadyPrivate`), passed on unchanged at the cost their solver states."""
+    """Release of messages that the local solver has already noised (`AlreadyPrivate`), unchanged, at the solver's
+    cost.
+    """
 
     sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
     local: ClassVar[bool] = True
@@ -484,10 +495,10 @@ class Forward(_WithoutNoise, kind="forward"):
 
 @dataclass(frozen=True)
 class MaskedNoise(_WithoutNoise, kind="masked_noise"):
-    """Noise on each client's update, then that client's own top-k mask, then the sum: exists only to be refused.
+    """Unsound release that is always refused: each client masks its noised update by its own top-k mask.
 
-    The mask is chosen by the data and thins the noise with it: where Eq. 16 of the paper says 8.51, the true epsilon
-    is at least 39.6 with d = 5, k = 2 and at least 258 with d = 2, k = 1 (docs/privacy.md#mask-after-noise).
+    The mask depends on the data and removes noise: where Eq. 16 of the paper states epsilon 8.51, the true epsilon is
+    at least 39.6 with d = 5, k = 2 and at least 258 with d = 2, k = 1 (docs/privacy.md#mask-after-noise).
     """
 
     noise_multiplier: float
@@ -502,7 +513,7 @@ class MaskedNoise(_WithoutNoise, kind="masked_noise"):
 
 @dataclass(frozen=True)
 class NoNoise(_WithoutNoise, kind="no_noise"):
-    """Nothing is added and nothing is guaranteed: the certificate says so. For baselines."""
+    """Release without noise, for baselines; the certificate says that nothing is guaranteed."""
 
     sees: ClassVar[Sees] = frozenset({"mean"})
 

@@ -1,8 +1,8 @@
-"""Client samplers: which clients take part in each round, and how that amplifies privacy. `Plan.clients` is one.
+"""Client samplers: they draw the clients of each round, and state the amplification by sampling (`Plan.clients`).
 
 Amplification holds only against an adversary who does not see the cohort; `Plan.cost` uses `amplify` for that adversary
 alone. `relation` is the neighbouring relation that the amplified event is proved for. `SeparationGuard`, called by the
-loop, enforces the minimum separation between two rounds of a client on which the cost of correlated noise rests.
+loop, enforces the minimum separation between two rounds of a client that the cost of correlated noise assumes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _check_cohort(found: object, population: int) -> str:
 
 
 class Sampler(Part):
-    """A sampler of clients: draws the cohort of each round from a public population."""
+    """Base class of client samplers, which draw the cohort of each round from a public population."""
 
     population: int
     relation: ClassVar[Relation]
@@ -51,7 +51,7 @@ class Sampler(Part):
     @abstractmethod
     @returns(lambda found, *_: number(found, 0.0, above=True))
     def expected(self) -> float:
-        """Mean cohort size: the public denominator."""
+        """Mean cohort size, which is the public denominator of a round's mean."""
 
     @abstractmethod
     @returns(lambda found, part, *_: _check_cohort(found, part.population))
@@ -86,7 +86,7 @@ class Sampler(Part):
     def law(self) -> SamplingLaw | None:
         """Return the distribution of the cohorts, which `sordino audit` tests draws against; None: not stated.
 
-        For public cohorts (`random` False) the maximum participation and the minimum separation are the whole law.
+        For public cohorts (`random` False) only the maximum participation and the minimum separation are stated.
         """
         if self.random:
             return None
@@ -101,7 +101,9 @@ class Sampler(Part):
         return rounds + len(repeated)
 
     def participations_with_repeats(self, rounds: int, repeated: Sequence[int] = ()) -> int:
-        """Return `max_participations` including repeated rounds; public cohorts repeat the same clients."""
+        """Return `max_participations` including repeated rounds; with public cohorts a repeated round has the same
+        clients.
+        """
         if self.random or not repeated:
             return self.max_participations(rounds) + len(repeated)
         again = np.concatenate([self.draw(t, NO_RANDOMNESS) for t in repeated])
@@ -125,7 +127,7 @@ class Sampler(Part):
 
     def with_cohort(self, cohort: int) -> Sampler:
         """Return the same sampler with another expected cohort size."""
-        raise PlanError("calibration", f"sampler {self.kind!r}", "poisson or fixed, whose cohort can be chosen")
+        raise PlanError("calibration", f"sampler {self.kind!r}", "poisson or fixed, with a free cohort size")
 
     def participations(self, rounds: int) -> NDArray[np.float64]:
         """Return each client's number of rounds [population]: expected, or exact where cohorts are public."""
@@ -133,7 +135,7 @@ class Sampler(Part):
         return np.full(self.population, each)
 
     def participation_cdf(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
-        """Return P[a client is in at most k of `rounds` rounds] for each k in `allowed`; 1 where it is unknown."""
+        """Return P[a client is in at most k of `rounds` rounds] for each k in `allowed`; 1 if it is unknown."""
         return np.ones(len(allowed))
 
     def shrunk(self, share: float) -> Sampler:
@@ -141,7 +143,9 @@ class Sampler(Part):
         return self
 
     def worst_populations(self) -> tuple[Sampler, ...]:
-        """Return samplers with the same amplification over the populations that hide one client least."""
+        """Return samplers with the same amplification over small populations, in which one client is easiest to
+        detect.
+        """
         return (self,)
 
     def for_one_client(self) -> Sampler:
@@ -166,7 +170,9 @@ def _scaled_count(count: int, share: float) -> int:
 
 
 class _RandomCohorts(Sampler):
-    """Random cohorts, drawn independently from round to round; a client is drawn with probability at most `_rate`."""
+    """Base of samplers with random cohorts, independent from round to round; a client has probability at most
+    `_rate`.
+    """
 
     amplifies: ClassVar[bool] = True
 
@@ -185,7 +191,7 @@ class _RandomCohorts(Sampler):
 
 
 class _PublicCohorts(Sampler):
-    """Public cohorts of `cohort` clients: nothing is amplified."""
+    """Base of samplers with public cohorts of `cohort` clients, without amplification."""
 
     cohort: int
     relation: ClassVar[Relation] = "zero_out"
@@ -205,7 +211,7 @@ class _PublicCohorts(Sampler):
 
 @dataclass(frozen=True)
 class Everyone(_PublicCohorts, kind="everyone"):
-    """All clients, every round: no amplification; neighbours replace one client's data."""
+    """Full participation: all clients in every round; no amplification, and neighbours replace one client's data."""
 
     population: int
     relation: ClassVar[Relation] = "replace_one"
@@ -233,7 +239,7 @@ class Everyone(_PublicCohorts, kind="everyone"):
 
 @dataclass(frozen=True)
 class Poisson(_RandomCohorts, kind="poisson"):
-    """Each client independently with probability `rate`; at most `cap` of them if a cap is set.
+    """Poisson sampling of clients: each independently with probability `rate`; at most `cap` of them if a cap is set.
 
     Guarantee: add/remove one client, amplified by PLD of the subsampled mechanism (Zhu & Wang 2019; truncated form
     for a cap). The denominator is rate * population, never the realised cohort.
@@ -274,7 +280,7 @@ class Poisson(_RandomCohorts, kind="poisson"):
 
     @property
     def inclusion_rate(self) -> float | None:
-        """q; with a cap E[min(B, cap)] / N, B ~ Bin(N, q), rounded up."""
+        """Probability that a client is in a round: q; with a cap E[min(B, cap)] / N, B ~ Bin(N, q), rounded up."""
         if self.cap is None or self.cap >= self.population:
             return self.rate
         from scipy.special import bdtr, bdtrc
@@ -295,7 +301,9 @@ class Poisson(_RandomCohorts, kind="poisson"):
         return Poisson(_scaled_count(self.population, share), self.rate, cap)
 
     def worst_populations(self) -> tuple[Sampler, ...]:
-        """Return 2 clients, where the cohort size reveals most, and 50, for a denominator that follows the cohort."""
+        """Return samplers of 2 clients, where the cohort size reveals most, and of 50, to detect a data-dependent
+        denominator.
+        """
         if self.cap is not None:
             return (self,)
         return tuple(Poisson(few, self.rate) for few in sorted({min(self.population, few) for few in (2, 50)}))
@@ -303,7 +311,7 @@ class Poisson(_RandomCohorts, kind="poisson"):
 
 @dataclass(frozen=True)
 class FixedSize(_RandomCohorts, kind="fixed"):
-    """A uniformly random cohort of exactly `cohort` clients, without replacement.
+    """Sampling without replacement: a uniformly random cohort of exactly `cohort` clients.
 
     Guarantee: replace one client (sensitivity 2), amplified by Balle, Barthe, Gaboardi 2018, Theorem 9.
     """
@@ -353,10 +361,10 @@ class FixedSize(_RandomCohorts, kind="fixed"):
 
 @dataclass(frozen=True)
 class RoundRobin(_PublicCohorts, kind="roundrobin"):
-    """Clients in turn, `cohort` at a time: public, so no amplification; each is charged for its own rounds.
+    """Round robin: `cohort` clients at a time, in a public order; no amplification, each charged for its own rounds.
 
     The order is 0, 1, 2, ..., or another public order that is fixed before the run: `order` names every client once,
-    `seed` shuffles the clients. Where clients are sorted (silos by target), a shuffled order mixes them in every round.
+    `seed` shuffles the clients. If clients are sorted (silos by target), shuffle them.
     Guarantee: who is in which round depends on no data, so the cost is the same for any order.
     """
 
@@ -373,11 +381,11 @@ class RoundRobin(_PublicCohorts, kind="roundrobin"):
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise PlanError("sampling", f"seed = {brief_repr(self.seed)}", "a whole number of at most 64 bits")
         if self.order is not None and sorted(self.order) != list(range(self.population)):
-            found = f"an order of {len(self.order)} that is no permutation of {self.population} clients"
+            found = f"an order of length {len(self.order)} that is no permutation of the {self.population} clients"
             raise PlanError("sampling", found, f"each of 0 to {self.population - 1} once")
 
     def _ordered(self, places: Cohort) -> Cohort:
-        """Clients at these places of the public order."""
+        """Return the clients at these positions of the public order."""
         if self.order is not None:
             return np.asarray(self.order, dtype=np.int64)[places]
         return places if self.seed is None else _public_order(self.population, self.seed)[places]
@@ -415,10 +423,10 @@ def _public_order(population: int, seed: int) -> Cohort:
 
 @dataclass(frozen=True)
 class MinSeparation(_PublicCohorts, kind="min_separation"):
-    """A random public cohort of the clients that have rested: a client comes again after at least `rest` rounds.
+    """Random public cohorts with a minimum separation: a client is drawn again after at least `rest` rounds.
 
-    For deployments in which devices check in: every client that is drawn rests, so correlated noise can rely on the
-    distance between a client's rounds. Guarantee: who is in which round depends on no data; nothing is amplified.
+    For devices that check in, with correlated noise, which needs this separation. Guarantee: cohorts depend on no data;
+    nothing is amplified.
     """
 
     population: int
@@ -448,7 +456,9 @@ class MinSeparation(_PublicCohorts, kind="min_separation"):
         return np.bincount(drawn, minlength=self.population).astype(np.float64)
 
     def _cohorts(self, last: int) -> list[Cohort]:
-        """Cohorts of rounds 0 to `last` and perhaps later: round t depends on the rounds before it."""
+        """Return the cohorts of rounds 0 to `last`, and perhaps later ones; a round's cohort depends on those before
+        it.
+        """
         ready, drawn = _drawn_cohorts(self)
         while len(drawn) <= last:
             free = np.flatnonzero(ready <= len(drawn))
@@ -461,16 +471,18 @@ class MinSeparation(_PublicCohorts, kind="min_separation"):
 
 @lru_cache(maxsize=8)
 def _drawn_cohorts(sampler: MinSeparation) -> tuple[Cohort, list[Cohort]]:
-    """First round that each client may come to, and the cohorts drawn so far; `MinSeparation` extends both."""
+    """Return a cache for `MinSeparation`: each client's next allowed round, and the cohorts drawn so far."""
     return np.zeros(sampler.population, dtype=np.int64), []
 
 
 @dataclass(frozen=True)
 class CyclicPoisson(_RandomCohorts, kind="cyclic_poisson"):
-    """`groups` of clients in turn, each client of the round's group with probability `rate`: BandMF's sampling.
+    """Cyclic Poisson sampling (BandMF): `groups` take turns, and each client of the group is drawn with probability
+    `rate`.
 
     Client i is in group i mod `groups`. Guarantee: add/remove one client; its rounds are `groups` apart, so T rounds
-    are ceil(T / groups) amplified ones, also under correlated noise of at most `groups` bands (Choquette-Choo 2023).
+    cost ceil(T / groups) amplified releases, also under correlated noise of at most `groups` bands (Choquette-Choo
+    2023).
     """
 
     population: int
@@ -498,7 +510,7 @@ class CyclicPoisson(_RandomCohorts, kind="cyclic_poisson"):
         return self.groups
 
     def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
-        """Return the rounds of the group that has most; round t samples group t mod `groups`, repeated or not."""
+        """Return the number of rounds of the group with the most rounds; round t samples group t mod `groups`."""
         planned = (rounds + self.groups - 1 - np.arange(self.groups)) // self.groups
         again = np.bincount(np.asarray(repeated, dtype=np.int64) % self.groups, minlength=self.groups)
         return int((planned + again).max())
@@ -538,7 +550,9 @@ class CyclicPoisson(_RandomCohorts, kind="cyclic_poisson"):
 @codec.hides_values
 @dataclass(frozen=True)
 class SeparationGuard:
-    """Last round and number of rounds of every client: clients drawn too early or too often are left out of a round."""
+    """Guard of the minimum separation: it leaves out clients that are drawn too early or too often.
+
+    It holds the last round and the number of rounds of every client."""
 
     clients: Sampler
     max_participations: int  # what one client is charged for
@@ -561,10 +575,10 @@ class SeparationGuard:
 
 
 def separation_guard(clients: Sampler, rounds: int, streams: Streams, t: int) -> SeparationGuard:
-    """Return the guard, before round t, of a run whose rounds share their noise.
+    """Return the guard of a run with correlated noise, as it is before round t.
 
-    Public cohorts of earlier rounds are drawn again. Secret cohorts cannot be, so every client then counts as drawn in
-    round t - 1.
+    Public cohorts of earlier rounds are computed again. For secret cohorts this is impossible, so every client counts
+    as drawn in round t - 1.
     """
     began = t - 1 if t and clients.random else -rounds - (clients.min_separation or 1)
     last, count = np.full(clients.population, began, dtype=np.int64), np.zeros(clients.population, dtype=np.int64)

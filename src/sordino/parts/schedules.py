@@ -1,4 +1,4 @@
-"""Schedules: public numbers that change with the round, and the checks of numbers that all parts use.
+"""Schedules, which are public numbers that change with the round, and range checks of the parts' numbers.
 
 A plain float is a constant schedule. `finite`, `positive`, `natural` and `share` check all their arguments at once,
 within the range of float32; they accept None, and a `Schedule`, whose values the plan checks.
@@ -30,7 +30,7 @@ def require(holds: bool, rule: str, found: str, needed: str, fix: str = "") -> N
 
 
 class Schedule(Part):
-    """A public scalar per round, fixed before the run."""
+    """Base class of schedules: a public number per round, fixed before the run."""
 
     learned: ClassVar[bool] = False  # True: `at` gives the first value; later values are read off releases
     monotone: ClassVar[bool] = False  # True: never rises or never falls, so its first and last values bound it
@@ -59,7 +59,7 @@ def _require_finite(**values: float) -> None:
 
 @dataclass(frozen=True)
 class Constant(Schedule, kind="constant"):
-    """value, in every round."""
+    """Constant schedule: `value` in every round."""
 
     value: float
     monotone: ClassVar[bool] = True
@@ -73,7 +73,7 @@ class Constant(Schedule, kind="constant"):
 
 @dataclass(frozen=True)
 class Decay(Schedule, kind="decay"):
-    """start * factor^t."""
+    """Exponential decay start * factor^t in round t."""
 
     start: float
     factor: float
@@ -93,7 +93,7 @@ class Decay(Schedule, kind="decay"):
 
 @dataclass(frozen=True)
 class Linear(Schedule, kind="linear"):
-    """From `start` at round 0 to `end` at round `rounds`, then `end`."""
+    """Linear schedule from `start` in round 0 to `end` in round `rounds`, and `end` afterwards."""
 
     start: float
     end: float
@@ -110,7 +110,7 @@ class Linear(Schedule, kind="linear"):
 
 @dataclass(frozen=True)
 class InverseTime(Schedule, kind="inverse_time"):
-    """scale / (shift + k), k the round.
+    """Inverse-time schedule scale / (shift + k), k the round.
 
     Inside `PerStep`, k counts local steps: scale = 2 / mu and shift = max(8 lambda / mu, E) is the step of paper 002,
     Theorem 3. As the server's step of a run with one gradient a round, scale / (1 + k) is that of paper 004.
@@ -130,7 +130,7 @@ class InverseTime(Schedule, kind="inverse_time"):
 
 @dataclass(frozen=True)
 class Piecewise(Schedule, kind="piecewise"):
-    """start * factor^(number of milestones passed)."""
+    """Piecewise constant schedule start * factor^(number of milestones passed)."""
 
     start: float
     factor: float
@@ -150,11 +150,10 @@ class Piecewise(Schedule, kind="piecewise"):
 
 @dataclass(frozen=True)
 class PerStep(Schedule, kind="per_step"):
-    """schedule(k) in local step j of round t, k = t E + j: a step size that changes inside a round.
+    """Schedule per local step: schedule(k) in local step j of round t, k = t E + j, where E is the solver's `steps`.
 
-    E is the `steps` of the local solver, a public number of the plan; with `epochs` it would depend on a client's data,
-    so that is refused. Where there are no local steps (a server, a clip norm) k is the round.
-    Guarantee: the step size is public and bounds nothing; clip, event and cost are those of any other schedule.
+    A solver with `epochs` is refused, since its number of steps depends on a client's data. Without local steps (a
+    server, a clip norm) k is the round. Guarantee: the step size is public and has no effect on bounds and cost.
     """
 
     schedule: Schedule
@@ -172,9 +171,10 @@ class PerStep(Schedule, kind="per_step"):
 
 @dataclass(frozen=True)
 class Travelled(Schedule, kind="travelled"):
-    """sum of schedule(k) over the `steps` local steps k = t steps, ..., (t + 1) steps - 1 of round t.
+    """Sum of schedule(k) over the `steps` local steps k = t steps, ..., (t + 1) steps - 1 of round t.
 
-    The largest distance that local steps of this size move a model whose gradients are in the unit ball: a clip norm.
+    Local steps of these sizes move a model with gradients in the unit ball by at most this sum, which is used as a clip
+    norm.
     """
 
     schedule: Schedule
@@ -185,7 +185,9 @@ class Travelled(Schedule, kind="travelled"):
         require(1 <= self.steps <= 10**6, "schedule", found, "from 1 to 1,000,000 steps a round")
 
     def span(self, rounds: int) -> tuple[float, float]:
-        """Return bounds: every step as small, or as large, as any step of the run."""
+        """Return bounds on the values in `rounds` rounds: `steps` times the smallest and the largest step of the
+        run.
+        """
         low, high = self.schedule.span(rounds * self.steps)
         return low * self.steps, high * self.steps
 
@@ -195,7 +197,7 @@ class Travelled(Schedule, kind="travelled"):
 
 @dataclass(frozen=True)
 class Scaled(Schedule, kind="scaled"):
-    """factor * schedule."""
+    """Scaled schedule: factor * schedule."""
 
     schedule: Schedule
     factor: float

@@ -1,6 +1,7 @@
 """Server optimizers: the step from the noised mean message to the next model. The loop calls them.
 
-The memory of an optimizer is a dict of tensors, stored in checkpoints. All of it is post-processing: no privacy cost.
+The state (`memory`) of an optimizer is a dict of tensors, stored in checkpoints. Its steps are post-processing of
+releases, so they have no privacy cost.
 """
 
 from __future__ import annotations
@@ -28,26 +29,30 @@ _DENSE = 4096  # rounds up to which a server with a changing step has its own ma
 
 
 class ServerOptimizer(Part):
-    """A server optimizer: `query` is the model that clients start from, `result` the model that the run returns."""
+    """Base class of server optimizers: `query` is the model that clients start from, `result` the model a run
+    returns.
+    """
 
     needs: ClassVar[frozenset[str]] = frozenset()  # what an engine must offer
     rounds: int | None = None  # number of rounds that the plan must have; None: any
 
     @property
     def by_coordinate(self) -> bool:
-        """Whether a step treats every coordinate separately, so that memories of many runs can be stacked."""
+        """Whether a step treats every coordinate separately, so that the states of many runs can be stacked."""
         return False
 
     def init(self, params: Tensor) -> Memory:
-        """Return the memory before the first round."""
+        """Return the optimizer's state before the first round."""
         return {"params": params.clone()}
 
     def workload(self, rounds: int) -> NDArray[np.float64]:
-        """Return the workload A, w_t = sum_s A_ts (mean of round s): its first column if Toeplitz, else all of A."""
+        """Return the workload matrix A of w_t = sum_s A_ts (mean of round s): its first column if Toeplitz, else all
+        of A.
+        """
         return np.ones(rounds)
 
     def plain_lr(self, t: int) -> float | None:
-        """Return lr if round t is exactly w <- w - lr * mean, so that two models reveal the mean; else None."""
+        """Return lr if round t is exactly w <- w - lr * mean; else None."""
         return None
 
     @returns(of_type(Tensor))
@@ -63,16 +68,16 @@ class ServerOptimizer(Part):
     @abstractmethod
     @returns(lambda found, part, memory, *_: tensors(found, memory))
     def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
-        """Return the memory after a round whose mean message was `mean`."""
+        """Return the optimizer's state after a round with noised mean message `mean`."""
 
 
 @dataclass(frozen=True)
 class Average:
-    """Weighted mean of the models that went out to the clients:  sum_r growth^r w_r / sum_r growth^r.
+    """Weighted average of the models that were sent to clients: sum_r growth^r w_r / sum_r growth^r.
 
     growth = 1 is the plain mean; 1/(1 - mu lr) is the weight gamma_r = (1 - mu lr)^-(r+1) of paper 001 (Algorithm 1,
-    Theorem 2.1) for a mu-strongly convex loss. The first `after` rounds are left out; until then the mean is the last
-    model that was sent. As in the paper, the model after the last step is not in the mean.
+    Theorem 2.1) for a mu-strongly convex loss. The first `after` rounds are omitted; until then the average is the last
+    model that was sent. As in the paper, the model after the last step is not in the average.
     """
 
     growth: float = 1.0
@@ -89,11 +94,13 @@ class Average:
         return math.expm1(-rate) / math.expm1(-count * rate) if rate else 1.0 / count
 
     def init(self, params: Tensor) -> Memory:
-        """Return the memory before the first round; the mean is float64: 10^5 small steps are not rounded away."""
+        """Return the state before the first round; the average is float64, so that 10^5 small steps are not rounded
+        away.
+        """
         return {"average": params.to(torch.float64, copy=True), "count": torch.zeros((), dtype=torch.int64)}
 
     def fold(self, memory: Memory) -> Memory:
-        """Return the memory after adding the model of this round to the mean."""
+        """Return the state with this round's model added to the average."""
         count = memory["count"] + 1
         share = self.share(max(int(count) - self.after, 1))
         return {"average": torch.lerp(memory["average"], memory["params"].double(), share), "count": count}
@@ -124,11 +131,11 @@ def _check_extras(weight_decay: float, ball: float | None) -> None:
 
 @dataclass(frozen=True)
 class Sgd(ServerOptimizer, kind="sgd"):
-    """v <- momentum * v + mean + weight_decay * w;  w <- P(w - lr_t * v). With the defaults: FedAvg.
+    """Server SGD: v <- momentum * v + mean + weight_decay * w; w <- P(w - lr_t * v). The defaults are FedAvg.
 
-    weight_decay -> lambda of the regulariser lambda/2 ||w||^2; P projects on the L2 ball of radius `ball` around the
-    model that the run began with; `average` returns a mean of the models in place of the last one. All of it works on
-    what is released already, so none of it has a privacy cost. Noisy minibatch SGD of paper 001, Algorithm 1.
+    weight_decay is lambda of the regulariser lambda/2 ||w||^2; P projects on the L2 ball of radius `ball` around the
+    initial model; `average` returns an average of the models instead of the last one. All of it is post-processing of
+    releases, so it has no privacy cost. Noisy minibatch SGD of paper 001, Algorithm 1.
     """
 
     lr: float | Schedule = 1.0
@@ -144,7 +151,7 @@ class Sgd(ServerOptimizer, kind="sgd"):
 
     @property
     def by_coordinate(self) -> bool:
-        """True without a ball or an average; a subclass with another `step` must declare it."""
+        """Whether steps are separate per coordinate: True without a ball or an average. A subclass must override it."""
         return type(self).step is Sgd.step and self.ball is None and self.average is None
 
     def init(self, params: Tensor) -> Memory:
@@ -163,9 +170,9 @@ class Sgd(ServerOptimizer, kind="sgd"):
         return None if more else at(self.lr, t)
 
     def workload(self, rounds: int) -> NDArray[np.float64]:
-        """Return A, whose row t is w after round t in terms of the rounds' sums; its first column if lr is constant.
+        """Return the workload matrix A, whose row t is w after round t in terms of the rounds' sums.
 
-        In units of lr where lr is constant; the ball and the average are left out.
+        If lr is constant, it is the first column of A, in units of lr. The ball and the average are ignored.
         """
         if not isinstance(self.lr, Schedule):
             return workload(rounds, self.momentum, self.lr * self.weight_decay)
@@ -190,7 +197,9 @@ class Sgd(ServerOptimizer, kind="sgd"):
 
 
 class _Moments(ServerOptimizer):
-    """w <- w - lr * m / (sqrt(v) + floor),  m <- beta1 m + (1 - beta1) g,  v a running size of g^2 (Reddi 2021)."""
+    """Base of adaptive servers: w <- w - lr * m / (sqrt(v) + floor), m <- beta1 m + (1 - beta1) g (Reddi et al. 2021).
+
+    g is the noised mean, and v a running estimate of g^2, which subclasses define."""
 
     lr: float | Schedule
     beta1: float
@@ -227,7 +236,7 @@ class _Moments(ServerOptimizer):
 
 @dataclass(frozen=True)
 class Adam(_Moments, kind="adam"):
-    """FedAdam:  v <- beta2 v + (1 - beta2) g^2, both moments bias-corrected (Kingma & Ba 2015)."""
+    """FedAdam: v <- beta2 v + (1 - beta2) g^2, both moments bias-corrected (Kingma, Ba 2015)."""
 
     lr: float | Schedule = 0.01
     beta1: float = 0.9
@@ -243,7 +252,7 @@ class Adam(_Moments, kind="adam"):
 
 @dataclass(frozen=True)
 class Yogi(_Moments, kind="yogi"):
-    """FedYogi:  v <- v - (1 - beta2) g^2 sign(v - g^2): the size grows at once and shrinks slowly."""
+    """FedYogi: v <- v - (1 - beta2) g^2 sign(v - g^2), so that v changes by at most (1 - beta2) g^2 per round."""
 
     lr: float | Schedule = 0.01
     beta1: float = 0.9
@@ -268,10 +277,10 @@ class Adagrad(_Moments, kind="adagrad"):
 
 @dataclass(frozen=True)
 class TorchOptimizer(ServerOptimizer, kind="torch_optimizer"):
-    """An optimizer of PyTorch in the user's training loop (`make_private`): the plan only names it.
+    """Placeholder for the PyTorch optimizer of a user's training loop (`make_private`); the plan only stores its name.
 
-    It works on noised gradients, so it costs no privacy; no engine can run it. Bands of correlated noise are optimised
-    for `momentum`.
+    The optimizer works on noised gradients, so it has no privacy cost; no engine can run it. Bands of correlated noise
+    are optimised for `momentum`.
     """
 
     name: str
@@ -285,13 +294,14 @@ class TorchOptimizer(ServerOptimizer, kind="torch_optimizer"):
         return workload(rounds, self.momentum or 0.0)
 
     def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
-        found = f"a step of {self.name}, which a plan can only name"
+        found = f"a step of {self.name}, which runs only in a PyTorch loop"
         raise PlanError("server", found, "a server that engines run", "use sgd or adam, or make_private for a loop")
 
 
 @dataclass(frozen=True)
 class Accelerated(ServerOptimizer, kind="accelerated"):
-    """AC-SA (Ghadimi and Lan 2012): three sequences, md (where clients start), w, and ag (the result).
+    """Accelerated stochastic approximation, AC-SA (Ghadimi, Lan 2012), with sequences md (the query), w and ag (the
+    result).
 
         alpha_r = 2/(r+1),   eta_r = 4v/(r(r+1)),   m = mu + weight_decay,   r = 1, 2, ...
         md_r = (1-s) ag_{r-1} + s w_{r-1},     s = alpha_r [(1-alpha_r) m + eta_r] / [eta_r + (1-alpha_r^2) m]
@@ -302,9 +312,9 @@ class Accelerated(ServerOptimizer, kind="accelerated"):
 
     The mean message must be a gradient. v -> curvature, at least 2 beta in theory for a beta-smooth loss; mu -> the
     modulus of strong convexity of the clients' loss; weight_decay -> the regulariser lambda/2 ||w||^2, which adds
-    lambda to that modulus; W and P -> the L2 ball of clip norm `ball` around the model that the run began with, and the
-    projection on it: the argmin is a distance, so projecting its centre is exact. r counts the rounds that were
-    released. Without noise F(ag_r) - F* <= 2 v ||w_0 - w*||^2 / (r(r+1)). Free of privacy cost. Paper 001, Algorithm 2.
+    lambda to that modulus; W and P -> the L2 ball of radius `ball` around the initial model, and the projection on it
+    (exact, since the objective of the argmin is a squared distance). r counts the released rounds. Without noise
+    F(ag_r) - F* <= 2 v ||w_0 - w*||^2 / (r(r+1)). Post-processing, no privacy cost. Paper 001, Algorithm 2.
     """
 
     v: float
@@ -330,7 +340,7 @@ class Accelerated(ServerOptimizer, kind="accelerated"):
         return 2.0 / (r + 1), 4.0 * self.v / (r * (r + 1)), self.mu + self.weight_decay
 
     def query(self, memory: Memory) -> Tensor:
-        """Return md, a point between ag and w."""
+        """Return md, the point between ag and w at which clients compute gradients."""
         alpha, eta, m = self.rates(memory)
         share = alpha * ((1 - alpha) * m + eta) / (eta + (1 - alpha**2) * m)
         return torch.lerp(memory["params"], memory["prox"], share)
@@ -360,12 +370,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Stages(ServerOptimizer, kind="stages"):
-    """Servers one after another: stage k starts from the result of stage k-1, with a fresh memory.
+    """Sequence of server optimizers: stage k starts from the result of stage k-1, with a new state.
 
         q_k = result of rounds_k rounds of server_k, begun at q_{k-1}
 
-    Rounds are counted from 0 in every stage, so schedules start again; only the centre of a ball stays that of the
-    run. A round that was void does not count. Multi-stage AC-SA: paper 001, Appendix E.5.1 (Ghadimi and Lan 2013).
+    Rounds are counted from 0 in every stage, so schedules start again; the centre of a ball is always the run's initial
+    model. A round without a release does not count. Multi-stage AC-SA: paper 001, Appendix E.5.1 (Ghadimi, Lan 2013).
     """
 
     stages: tuple[Stage, ...]
@@ -406,12 +416,12 @@ def _center(memory: Mapping[str, Tensor]) -> Memory:
 
 
 def _wrapped(outer: Mapping[str, Tensor], inner: Memory, *, stage: int, done: int) -> Memory:
-    """Return the memory of `Stages`: that of the stage's server under a prefix, and the center of the ball once."""
+    """Return the state of `Stages`: the state of the stage's server under a prefix, and the centre of the ball."""
     counts = {"stage": torch.tensor(stage), "done": torch.tensor(done)}
     return counts | _center(outer) | {f"inner.{name}": held for name, held in inner.items() if name != "center"}
 
 
 def _inner(memory: Memory) -> Memory:
-    """Return the memory of the stage's server."""
+    """Return the state of the current stage's server."""
     prefix = "inner."
     return _center(memory) | {name.removeprefix(prefix): memory[name] for name in memory if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Sparsification of updates on the client (own top-k under dense noise, or a public mask) and of the noised mean.
+"""Sparsification: of a client's update (top-k under dense noise, or a public mask), and of the noised mean.
 
 Engines call `encode`, the loop calls `decode` and `SparsifyMean.apply`, and the plan asks a mask source for scores.
 """
@@ -24,7 +24,7 @@ from sordino.rng import Seeded
 
 
 def keep_largest(rows: Tensor, scores: Tensor, keep: float) -> Tensor:
-    """Set all but the ceil(keep * d) entries of largest score to zero, row by row."""
+    """Return the rows with all but the ceil(keep * d) entries of largest score set to zero."""
     where = scores.topk(math.ceil(keep * rows.shape[-1]), dim=-1, sorted=False).indices
     return torch.zeros_like(rows).scatter_(-1, where, rows.gather(-1, where))
 
@@ -42,11 +42,11 @@ def _check_keep(keep: float) -> None:
 
 @dataclass(frozen=True)
 class SparsifyUpdate(Step, kind="sparsify_update"):
-    """A client keeps the largest entries of its own update: by magnitude, or by influence |gradient * update| (LUS).
+    """Top-k of a client's own update: by magnitude, or by influence |gradient * update| (LUS).
 
-    With per = "tensor" that share of every tensor of the model is sent, so no layer is left out.
-    Bound: the norm does not grow, so a client bound stays. Which entries are kept depends on the data, so the noise
-    stays on ALL coordinates, and a record bound is refused: one record can swap the whole support.
+    With per = "tensor" the top share of every tensor is kept, so no layer is dropped.
+    Bound: the norm does not grow, so a client-level bound still holds. The kept entries depend on the data, so the
+    noise is added to ALL coordinates, and record-level plans are refused: one record can change the whole support.
     """
 
     keep: float
@@ -91,14 +91,14 @@ def _sizes_sent(public: Public, length: int) -> list[int]:
         return list(public.tensors)
     ends = torch.tensor(public.tensors).cumsum(0)
     if public.mask is None or not len(ends) or len(public.mask) != length:
-        found = f"a message of {length} numbers and tensors of {sum(public.tensors)}"
-        raise PlanError("sparsity", found, "a message of one model", 'drop per = "tensor"')
+        found = f"a message of {length} numbers for a model of {sum(public.tensors)} parameters"
+        raise PlanError("sparsity", found, "a message of one number per parameter", 'drop per = "tensor"')
     upto = torch.searchsorted(public.mask.cpu(), ends)  # the mask ascends
     return torch.diff(upto, prepend=upto.new_zeros(1)).tolist()
 
 
 class MaskSource(Part):
-    """The source of a public mask: scores of all coordinates, the largest of which are sent."""
+    """Base class of public masks: scores of all coordinates; those with the largest scores are sent."""
 
     needs_public_data: ClassVar[bool] = False
 
@@ -114,7 +114,7 @@ class MaskSource(Part):
 
 @dataclass(frozen=True)
 class RandomMask(MaskSource, kind="random"):
-    """A fresh random mask per round, drawn by the server and known to all (Fed-SMP-rand_k)."""
+    """Random public mask, drawn anew by the server in each round (Fed-SMP-rand_k)."""
 
     seed: int = 0
 
@@ -124,7 +124,7 @@ class RandomMask(MaskSource, kind="random"):
 
 @dataclass(frozen=True)
 class PublicDataMask(MaskSource, kind="public_data"):
-    """The largest entries of an update on the task's PUBLIC records at the server (Fed-SMP-top_k)."""
+    """Mask of the largest entries of an update on the task's PUBLIC records, computed by the server (Fed-SMP-top_k)."""
 
     needs_public_data: ClassVar[bool] = True
 
@@ -135,10 +135,10 @@ class PublicDataMask(MaskSource, kind="public_data"):
 
 @dataclass(frozen=True)
 class ReleasedMask(MaskSource, kind="released"):
-    """The largest entries of what was released so far: a fading mean of noised updates; random in the first round.
+    """Mask of the largest entries of a moving average of released updates; random in the first round.
 
-    A share `explore` of ALL coordinates is drawn at random, so that one left out can come back; a mask that keeps no
-    more than that would ignore what was released, and is refused.
+    A share `explore` of ALL coordinates is drawn at random, so that omitted coordinates can return; a mask that keeps
+    no more than `explore` is refused.
     """
 
     seed: int = 0
@@ -161,9 +161,9 @@ class ReleasedMask(MaskSource, kind="released"):
 
 @dataclass(frozen=True)
 class PublicMask(Step, kind="public_mask"):
-    """Only the coordinates of a public mask are sent, so only these coordinates are clipped and noised.
+    """Encoding step that sends only the coordinates of a public mask; only these are clipped and noised.
 
-    Bound: dropping coordinates moves nothing further apart, for clients and for records alike.
+    Bound: dropping coordinates increases no distance, so bounds per client and per record still hold.
     """
 
     keep: float
@@ -202,9 +202,9 @@ class PublicMask(Step, kind="public_mask"):
 
 @dataclass(frozen=True)
 class SparsifyMean(Postprocess, kind="sparsify_mean"):
-    """Keep the largest entries of the noised mean: top-k AFTER the sum, so post-processing (a sound top_k form).
+    """Top-k of the noised mean, which is post-processing and has no privacy cost.
 
-    With per = "tensor" that share of every tensor of the model is kept.
+    With per = "tensor" the top share of every tensor is kept.
     """
 
     keep: float

@@ -1,8 +1,7 @@
 """Strategies C of matrix mechanisms: the noise of round t is row t of C^-1 Z. `CorrelatedNoise` calls them.
 
-A strategy streams: `step` turns the fresh Z of a round into the noise of that round, given a memory of earlier noise.
-The memory holds bands - 1 vectors, or one per buffer, or one per level of the tree. The mathematics is in
-`sordino.accounting.matrix`.
+`step` computes the noise of a round from its fresh Z and a state (`memory`) of earlier noise. The state has bands - 1
+vectors, or one per buffer, or one per level of the tree. The mathematics is in `sordino.accounting.matrix`.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ def _check_step(found: object, *_: object) -> str:
 
 
 class Strategy(Part):
-    """A lower triangular matrix C: the noise of round t is row t of C^-1 Z, Z independent from round to round.
+    """Base class of strategies: a lower triangular C; the noise of round t is row t of C^-1 Z, Z independent per round.
 
-    Two methods are needed, `noise_matrix` and `step`; a `Toeplitz` strategy needs `column` alone. The others have
-    defaults that hold for any C, and are written out where a closed form is faster.
+    A subclass defines `noise_matrix` and `step`; a `Toeplitz` strategy defines `column` alone. The other methods have
+    defaults that hold for any C, and are overridden if a closed form is faster.
     """
 
     @abstractmethod
@@ -69,10 +68,10 @@ class Strategy(Part):
     @abstractmethod
     @returns(_check_step)
     def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
-        """Return the noise of the next round, and the new memory of noise, in the precision of `memory`.
+        """Return the noise of the next round, and the new noise state, in the precision of `memory`.
 
-        For release `memory` is float64, and so is every step from fresh noise to the noise of the round: a cast to
-        float32 that is scaled afterwards gives a lattice that is not in the public grid, and then the rounded sum
+        For release `memory` is float64, and so must be every step from fresh noise to the round's noise: noise that
+        was cast to float32 and then scaled lies on another lattice than the public grid, so that the rounded sum
         reveals the sum without noise.
         """
 
@@ -102,9 +101,9 @@ def _sensitivity(strategy: Strategy, allowed: Patterns) -> float:
 
 
 class Toeplitz(Strategy):
-    """C_ts = c_{t-s}: the same coefficients in every round. A strategy of your own needs `column` alone.
+    """Base class of Toeplitz strategies C_ts = c_{t-s}; a subclass defines `column` alone.
 
-    n_t = z_t - sum_{j >= 1} c_j n_{t-j}; the noise n of as many rounds as `column` has entries is remembered.
+    n_t = z_t - sum_{j >= 1} c_j n_{t-j}; the state holds the noise n of as many rounds as `column` has entries.
     """
 
     @abstractmethod
@@ -153,7 +152,7 @@ def _row_norms(strategy: Toeplitz, rounds: int) -> Floats:
 
 @dataclass(frozen=True)
 class Identity(Toeplitz, kind="identity"):
-    """C = I: independent noise in every round."""
+    """Identity strategy C = I: independent noise in every round."""
 
     def column(self, rounds: int) -> Floats:
         return np.ones(1)
@@ -175,9 +174,10 @@ def _check_count(name: str, value: int, most: int = 100_000) -> None:
 
 @dataclass(frozen=True)
 class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
-    """c_t = sum_j weights_j decays_j^(t-1): n_t = z_t - sum_j weights_j s_j,  s_j <- decays_j s_j + n_t  (BLT, 2024).
+    """Buffered linear Toeplitz strategy (BLT, 2024): c_t = sum_j weights_j decays_j^(t-1), one state vector per buffer
+    j.
 
-    As many vectors of memory as buffers, however long the correlation. `forget` as in `Banded`.
+    n_t = z_t - sum_j weights_j s_j, s_j <- decays_j s_j + n_t. `forget` as in `Banded`.
     """
 
     buffers: int
@@ -208,7 +208,7 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
         return matrix.Buffers(self.weights, self.decays).column(rounds)
 
     def inverse(self, rounds: int) -> Floats:
-        """Return r,  r_t = [t = 0] - sum_j weights_j s_j,  s_j <- decays_j s_j + r_t, in O(rounds * buffers)."""
+        """Return the first column r of C^-1: r_t = [t = 0] - sum_j weights_j s_j, s_j <- decays_j s_j + r_t."""
         weights, decays, found = np.asarray(self.weights), np.asarray(self.decays), np.zeros(rounds)
         held = np.zeros(len(weights))
         for t in range(rounds):
@@ -240,9 +240,9 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Tree(Strategy, kind="tree"):
-    """Noisy sums of dyadic blocks of rounds, each block's own noise weighed against its halves' (Honaker 2015).
+    """Binary tree mechanism: noisy sums of dyadic blocks of rounds, combined with optimal weights (Honaker 2015).
 
-    Honest: only blocks that end within the run are released, and the weights need no later round.
+    Only blocks that end within the run are released, and the weights depend on no later round.
     """
 
     def sensitivity(self, allowed: Patterns) -> float:
@@ -264,7 +264,9 @@ class Tree(Strategy, kind="tree"):
         return {"blocks": torch.zeros(1, length), "at": torch.zeros((), dtype=torch.int64)}
 
     def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
-        """Return the sum of all blocks' noise after this round minus the sum before it, and the blocks."""
+        """Return the round's noise (the noise of the prefix sum after the round minus that before it), and the new
+        state.
+        """
         import torch
 
         blocks, at = memory["blocks"].clone(), int(memory["at"])
@@ -287,10 +289,10 @@ def _tree_sensitivity(allowed: Patterns) -> float:
 
 
 class _Banded(Toeplitz):
-    """n_t = z_t - sum_{j=1}^{bands-1} c_j n_{t-j}: the memory holds the noise of the last rounds, and one spare row.
+    """Base of banded strategies: n_t = z_t - sum_{j=1}^{bands-1} c_j n_{t-j}; the state holds the last rounds' noise.
 
-    The new row replaces one that the previous state does not read, so that state stays valid. The memory is float32 in
-    simulation and float64 for release (`CorrelatedNoise.noised`), where the cast below, before `scale`, does nothing.
+    The state has one spare row, so that the previous state stays valid. It is float32 in simulation and float64 for
+    release (`CorrelatedNoise.noised`), where the cast below, before `scale`, does nothing.
     """
 
     width: int
@@ -328,7 +330,9 @@ class _Banded(Toeplitz):
 
 @dataclass(frozen=True)
 class BandedSquareRoot(_Banded, kind="banded_square_root"):
-    """The first `width` entries of the square root of the matrix of sums: c_j = c_{j-1} (2j-1)/(2j)."""
+    """Banded square root: the first `width` entries of the square root of the prefix-sum matrix, c_j = c_{j-1}
+    (2j-1)/(2j).
+    """
 
     width: int
 
@@ -341,13 +345,14 @@ class BandedSquareRoot(_Banded, kind="banded_square_root"):
 
 @dataclass(frozen=True)
 class Banded(_Banded, kind="banded"):
-    """`width` entries that make the models' noise least for a run's rounds, patterns and server (BandMF, 2023).
+    """Optimised bands (BandMF, 2023): `width` entries that minimise the models' noise for a run's rounds and server.
 
-    C_ts = (c_{t-s} + sqrt(s / ends) drift_{t-s}) / scale_s. All columns have one norm, also those that the end of the
-    run cuts off: scale_s = ||remaining entries of c + ...|| / ||c||. So the noise of the last rounds is smaller at the
-    same sensitivity, if the bands do not overlap. `forget` is the share of a model's noise that training removes in a
-    round (curvature times step; Koloskova 2023): 0 is for sums, the default is 2 / rounds. A drift is optimised where
-    `forget` is 0: it removes .6 to 1.3% of the noise of sums, .2% where training forgets. The plan stores
+    C_ts = (c_{t-s} + sqrt(s / ends) drift_{t-s}) / scale_s. The scales give all columns the same norm, also those cut
+    off by the end of the run: scale_s = ||remaining entries of c + ...|| / ||c||. So the noise of the last rounds is
+    smaller at the same sensitivity, if the bands do not overlap. `forget` is the share of a model's noise that
+    training removes in a round (curvature times step; Koloskova 2023): 0 optimises prefix sums, the default is 2 /
+    rounds. A drift is optimised if `forget` is 0: it removes .6 to 1.3% of the noise of prefix sums, and .2% of the
+    noise with forgetting. The plan stores
     `coefficients`, `drift` and `ends`, so that noise, certificate and a resumed run use the same numbers.
     """
 
@@ -415,7 +420,9 @@ class Banded(_Banded, kind="banded"):
         return matrix.columns(np.asarray(self.coefficients), drift, rounds, self.ends)
 
     def sensitivity(self, allowed: Patterns) -> float:
-        """Return sqrt(rounds of one client) ||c|| for bands that do not overlap, whenever the run ends."""
+        """Return sqrt(rounds of one client) ||c|| if the bands do not overlap; this holds also if the run ends
+        early.
+        """
         if not self.ends:
             return super().sensitivity(allowed)
         if len(self.coefficients) <= allowed.min_separation:

@@ -1,4 +1,4 @@
-"""The recipe `best`: a large server step and a mean of the last models, with the noise solved for a target epsilon."""
+"""Recipe `best`: a large server step and an average of the last models, with noise calibrated to a target epsilon."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ def best(
     correlate: bool = False,
     prepare: tuple[Preparation, ...] = (),
 ) -> Plan:
-    """w <- w - step (noised mean); the result is a mean of all w in which about the last `window` of them count.
+    """DP-FedAvg with a large server step, w <- w - step (noised mean), and an average of about the last `window`
+    models.
 
-    The noise multiplier is solved for (epsilon, delta) under Poisson sampling; what comes after the noise (`step`,
-    `window`, `denoiser`) is post-processing, so it stays the same. The defaults are what won on three tasks (`sordino
-    papers run beyond-mnist`, -adult, -writers); on two further tasks (-cifar, -loans) it is undecided whether they beat
-    the last model: docs/papers.md has the intervals. With `correlate` the plan is the first of `forecasts`: independent
-    noise under Poisson sampling, or correlated noise with or without sampling, by the noise of the models alone.
-    What columns cost before the first round (`prepare`, taken from the data's) is part of epsilon.
+    The noise multiplier is calibrated to (epsilon, delta) under Poisson sampling; `step`, `window` and `denoiser` are
+    post-processing and do not change it. The defaults were best on three tasks (`sordino papers run beyond-mnist`,
+    -adult, -writers); on two further tasks (-cifar, -loans) it is undecided whether they beat the last model:
+    docs/papers.md has the intervals. With `correlate` the plan is the first of `forecasts`: independent noise under
+    Poisson sampling, or correlated noise with or without sampling, whichever has the least noise in the models.
+    Histograms of columns that are released before the first round (`prepare`) are part of epsilon.
     """
     work = {"lr": lr, "clip_norm": clip_norm, "step": step, "window": window, "epochs": epochs, "batch": batch}
     if correlate:
@@ -85,7 +86,7 @@ def forecasts(
 ) -> list[Forecast]:
     """Return plans that cost epsilon, the one with the least noise in its models first; no data is read.
 
-    Neighbours add or remove a client where cohorts are sampled, and zero one out where cohorts are public.
+    The relation is add-or-remove one client for sampled cohorts, and zero-out for public cohorts.
     """
     independent = best(population=population, epsilon=epsilon, delta=delta, rounds=rounds, rate=rate, **work)
     apart = max(1, round(1 / rate))
@@ -109,7 +110,8 @@ def _forecast(name: str, plan: Plan) -> Forecast:
 
 
 def averaging_server(rounds: int, step: float, window: float, final: float = 1.0, momentum: float = 0.0) -> Sgd:
-    """Return the server of `best`: weights grow by a factor 1 + 1 / (window * rounds) per round; window = 0: last w.
+    """Return the server of `best`, whose average weights models by (1 + 1 / (window * rounds))^round; window = 0: last
+    model.
 
     The step size falls linearly from `step` (1 - momentum) to `final` of that: momentum does not change the total step.
     """

@@ -29,9 +29,9 @@ NOISE_GROWTH = {"laplace": 2.0, "gaussian": 1.0}  # z: the noise variance grows 
 
 @shares()
 def dp_fed_avg(*, gradient: Gradient = Plain(), **shared: Unpack[Federated]) -> Plan:
-    """w <- w - server step of (sum_i clip(w - w_i, clip norm) + N(0, (noise multiplier * clip norm)^2)) / expected.
+    """DP-FedAvg: w <- w - server step of (sum_i clip(w - w_i, C) + N(0, (z C)^2)) / expected cohort.
 
-    `server` may be FedAdam, FedYogi or FedAdagrad, `gradient` the pull of FedProx.
+    C is the clip norm, z the noise multiplier. `server` may be FedAdam, FedYogi or FedAdagrad, `gradient` FedProx.
     """
     return federated(gradient=gradient, **shared)
 
@@ -40,9 +40,10 @@ def dp_fed_avg(*, gradient: Gradient = Plain(), **shared: Unpack[Federated]) -> 
 def dp_ftrl(
     *, clients: Sampler, noise_multiplier: float, strategy: Strategy = BufferedToeplitz(3), **work: Unpack[Correlated]
 ) -> Plan:
-    """w <- w - server step of (sum_i clip(w - w_i, clip norm) + z * clip norm * (row t of C^-1 Z)) / expected.
+    """DP-FTRL: w <- w - server step of (sum_i clip(w - w_i, clip norm) + z * clip norm * (row t of C^-1 Z)) / expected.
 
-    Nothing is amplified: `clients` come in turn (roundrobin) or rest (min_separation); cohorts need not be secret.
+    The noise is correlated and nothing is amplified: the sampler `clients` is roundrobin or min_separation, and
+    cohorts may be public.
     """
 
     def correlated(noise: Mechanism) -> CorrelatedNoise:
@@ -61,10 +62,10 @@ def band_mf(
     bands: int | None = None,
     **work: Unpack[Correlated],
 ) -> Plan:
-    """w <- w - server step of (sum_i clip(w - w_i, clip norm) + z * clip norm * (row t of C^-1 Z)) / cohort.
+    """BandMF: w <- w - server step of (sum_i clip(w - w_i, clip norm) + z * clip norm * (row t of C^-1 Z)) / cohort.
 
-    `groups` of clients come in turn; each client of the round's group is sampled in secret, `cohort` of them on
-    average: the cost is amplified. C has `bands` optimised bands, at most (and by default) as many as groups.
+    Groups of clients take turns; each client of the round's group is sampled secretly, `cohort` of them on average,
+    which amplifies privacy. C has `bands` optimised bands, at most (and by default) as many as groups.
     """
     clients = CyclicPoisson(population, groups, cohort * groups / population)
     strategy = Banded(groups if bands is None else bands)
@@ -73,8 +74,9 @@ def band_mf(
 
 @shares()
 def scaffold(*, lr: float | Schedule, steps: int = 5, batch: int | None = None, **shared: Unpack[Messages]) -> Plan:
-    """w <- w - server step of first half, c <- c - rate / (steps lr) * second half of
-    (sum_i clip((w - w_i, steps lr (c_i - c_i')), clip norm) + N(0, (noise multiplier * clip norm)^2)) / expected."""
+    """SCAFFOLD with DP: the noised mean has two halves; w <- w - server step of the first, c <- c - rate / (steps lr) *
+    second, mean = (sum_i clip((w - w_i, steps lr (c_i - c_i')), C) + N(0, (z C)^2)) / expected, C the clip norm.
+    """
     return plan_of(Scaffold(lr=lr, steps=steps, batch=batch), {**shared}, (Clip(shared["clip_norm"]),))
 
 
@@ -83,12 +85,11 @@ def scaffold(*, lr: float | Schedule, steps: int = 5, batch: int | None = None, 
 
 @shares(denoiser=WhenNoisy(LaplacianSmoothing(1.0)))
 def dp_fed_ls(**shared: Unpack[Federated]) -> Plan:
-    """w <- w - A_strength^-1 (sum_i clip(w - w_i, clip norm) + N(0, (noise multiplier * clip norm)^2)) / expected.
+    """DP-Fed-LS: w <- w - A^-1 (sum_i clip(w - w_i, C) + N(0, (z C)^2)) / expected, C the clip norm, z the multiplier.
 
     Clients project w_i - w on the ball after every step (Algorithm 1); A = I + strength * L. By default a round is
-    smoothed where its noise-to-signal ratio z sqrt(d) / S is above 15, where smoothing wins; LaplacianSmoothing(1.0)
-    always smooths. Another `denoiser` takes its place (Table 6), another `order` flattens convolutions otherwise
-    (Table 5).
+    smoothed if its noise-to-signal ratio z sqrt(d) / S is above 15, where smoothing helps; LaplacianSmoothing(1.0)
+    always smooths. Another `denoiser` replaces it (Table 6); `order` sets how convolutions are flattened (Table 5).
     """
     return federated(project=True, **shared)
 
@@ -98,9 +99,9 @@ def dp_fed_ls(**shared: Unpack[Federated]) -> Plan:
 
 @shares(**USUAL)
 def dp_fed_sam(*, rho: float = 0.5, adaptive: bool = False, **shared: Unpack[Federated]) -> Plan:
-    """w <- w - (sum_i clip(w - w_i, clip norm) + noise) / expected; local steps follow grad f(w + rho g / ||g||).
+    """DP-FedSAM: DP-FedAvg whose local steps follow the sharpness-aware gradient grad f(w + rho g / ||g||).
 
-    With `denoiser` = SparsifyMean(keep): top-k of the noised mean, a sound form of the paper's.
+    `denoiser` = SparsifyMean(keep) adds a top-k of the noised mean, which is a sound form of the paper's top-k.
     """
     return federated(gradient=Sam(rho, adaptive), **shared)
 
@@ -113,10 +114,11 @@ def dp_fed_sam_top_k(
     adaptive: bool = False,
     **shared: Unpack[Federated],
 ) -> Plan:
-    """DP-FedSAM that keeps a share of the coordinates, in a sound form.
+    """DP-FedSAM-top_k in a sound form: DP-FedSAM that keeps a share of the coordinates.
 
-    PublicMask: a mask from what was released before; noise on the mask only. SparsifyUpdate: each client's own top-k
-    before the clip, noise on all coordinates. The published form masks the noise itself: `MaskedNoise` has the reason.
+    PublicMask: a mask computed from earlier releases, with noise on the mask only. SparsifyUpdate: each client's own
+    top-k before the clip, with noise on all coordinates. The published form also masks the noise, which is unsound
+    (`MaskedNoise`).
     """
     return federated(gradient=Sam(rho, adaptive), sparsify=sparsify, **shared)
 
@@ -129,7 +131,7 @@ def fed_smp(*, mask: MaskSource = RandomMask(), keep: float = 0.4, **shared: Unp
 
 @shares(**USUAL)
 def blur(*, strength: float = 0.1, sparsify: Step | None = None, **shared: Unpack[Federated]) -> Plan:
-    """BLUR (Cheng et al. 2022): a pull back into the clip ball; SparsifyUpdate adds LUS, a client's own top-k."""
+    """BLUR (Cheng et al. 2022): a penalty outside of the clip ball; SparsifyUpdate adds LUS, a client's own top-k."""
     return federated(gradient=Blur(strength), sparsify=sparsify, **shared)
 
 
@@ -137,11 +139,12 @@ def blur(*, strength: float = 0.1, sparsify: Step | None = None, **shared: Unpac
 
 
 def local_steps(total: int, mechanism: str) -> int:
-    """E = total^(z/(z+1)) to the nearest whole number: total^(2/3) for Laplace, total^(1/2) for Gaussian noise.
+    """Return the number of local steps E = total^(z/(z+1)), rounded: total^(2/3) for Laplace, total^(1/2) for Gaussian
+    noise.
 
-    It minimises E^2/T + E^(1-z) T^(z-1) where z > 1. At z = 1 the second term does not depend on E: T^(1/2) is then
-    the most local steps (fewest rounds) that keep the order of the bound, and fewer steps lower its value. Below 1
-    (no mechanism here) one step is best, against the paper. Paper 002, Theorems 4 and 5.
+    E minimises the bound E^2/T + E^(1-z) T^(z-1) for z > 1, T = total. At z = 1 the second term does not depend on E:
+    T^(1/2) is then the largest number of local steps (fewest rounds) that keeps the order of the bound. Below 1 (no
+    mechanism here) one step is best, contrary to the paper. Paper 002, Theorems 4 and 5.
     """
     z = NOISE_GROWTH[mechanism]
     return max(1, round(math.pow(total, z / (z + 1))))
@@ -158,12 +161,11 @@ def client_side_fed_avg(
     mechanism: Mechanism,
     turns_seed: int | None = None,
 ) -> Plan:
-    """`steps` full-batch steps with gradients clipped to `clip_norm` (zeta), then noise on the upload; public cohorts.
+    """Client-side DP-FedAvg: `steps` full-batch steps with clipped gradients, then noise on the upload; public cohorts.
 
-    An upload moves by at most lr * steps * clip norm (L1 for Laplace, L2 for Gaussian), so that is the clip of the
-    whole message; neighbours replace a client's data, which moves it by twice that (the paper counts it once). With a
-    `PerStep` lr (Theorem 3) lr * steps is the sum over the round's steps. `turns_seed` shuffles the public order of
-    turns.
+    An update is at most lr * steps * clip norm long (L1 for Laplace, L2 for Gaussian), so that is the clip norm of the
+    whole message; replacing a client's data changes it by twice that (the paper counts it once). With a `PerStep` lr
+    (Theorem 3) lr * steps is the sum over the round's steps. `turns_seed` shuffles the public order of the clients.
     """
     way = Travelled(lr.schedule, steps) if isinstance(lr, PerStep) else None
     clip = Clip(scaled(way or lr, clip_norm if way else steps * clip_norm), mechanism.norm)

@@ -41,18 +41,19 @@ def noisy_minibatch_sgd(
     average: Average | None = None,
     **shared: Unpack[Silos],
 ) -> Plan:
-    """w <- P(w - lr * (1 / M) sum_i (1 / batch) (sum_j clip(g_ij, clip norm) + N(0, (z_i clip norm)^2))), M silos.
+    """Noisy minibatch SGD: w <- P(w - lr / M sum_i (sum_j clip(g_ij, C) + N(0, (z_i C)^2)) / batch), M silos, clip
+    norm C.
 
-    P projects on a ball around the start; `average` returns a mean of iterates; `weight_decay` is the regularised
-    variant. Whoever else may add the noise is a `release`: ShuffledNoise, NoiseShares, CentralNoise, or LocalNoise with
-    a noise multiplier per silo. `gradient` = Moreau(beta) smooths a loss that is not.
+    P projects on a ball around the initial model; `average` returns an average of the models; `weight_decay`
+    regularises. By default every silo adds noise; other choices are the `release` ShuffledNoise, NoiseShares,
+    CentralNoise, or LocalNoise with a noise multiplier per silo. `gradient` = Moreau(beta) smooths a non-smooth loss.
     """
     return silos(Sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, ball=ball, average=average), **shared)
 
 
 @shares()
 def accelerated_minibatch_sgd(*, v: float, mu: float = 0.0, ball: float | None = None, **shared: Unpack[Silos]) -> Plan:
-    """AC-SA on the same noised gradients: three sequences, alpha_r = 2 / (r + 1), eta_r = 4 v / (r (r + 1))."""
+    """Accelerated noisy minibatch SGD (AC-SA) with alpha_r = 2 / (r + 1), eta_r = 4 v / (r (r + 1)) in round r."""
     return silos(Accelerated(v=v, mu=mu, ball=ball), **shared)
 
 
@@ -67,7 +68,9 @@ def noisy_local_sgd(
     steps: int,
     noise_multipliers: tuple[float, ...] = (),
 ) -> Plan:
-    """w <- mean of w_i;  `steps` times in a silo  w_i <- w_i - lr / batch (sum_j clip(g_ij) + N(0, (z_i C)^2))."""
+    """Noisy local SGD: w <- mean of w_i; `steps` times in a silo w_i <- w_i - lr / batch (sum_j clip(g_ij) + N(0,
+    (z_i C)^2)).
+    """
     local = NoisyLocalSgd(records, clip_norm, noise_multiplier, lr, steps, noise_multipliers)
     return Plan(rounds=rounds, clients=clients, local=local, release=Forward(), server=Sgd())
 
@@ -85,12 +88,13 @@ def silo(
     ball: float | None = None,
     prepare: tuple[Preparation, ...] = (),
 ) -> Plan:
-    """Silos that trust neither the server nor each other: the epsilon of every silo is met exactly.
+    """Full-batch gradient descent of silos that trust neither the server nor each other, each with its own epsilon.
 
-    All records in every round (less noise than random batches under the same relation), momentum, and a server step
-    that falls in a straight line to `final` of its start. `epsilons` and `deltas` have one entry per silo, or one for
-    all; a delta defaults to min(size^-1.1, 1e-3) of its silo. Neighbours replace one record; everybody may see every
-    message. What columns cost before the first round (`prepare`, taken from the data's) is part of each epsilon.
+    All records are read in every round (less noise than random batches under the same relation); the server has
+    momentum, and its step size falls linearly to `final` times its start. `epsilons` and `deltas` have one entry per
+    silo, or one for all; a delta defaults to min(size^-1.1, 1e-3) of its silo. Neighbours replace one record, and
+    messages may be public. Histograms of columns that are released before the first round (`prepare`) are part of each
+    epsilon.
     """
     step = lr * (1 - momentum)
     server = Sgd(lr=Linear(step, final * step, rounds), momentum=momentum, ball=ball)
@@ -105,7 +109,7 @@ def budgets(sizes: Sequence[int], epsilons: Sequence[float], deltas: Sequence[fl
     each = [values if len(values) > 1 else [*values] * len(sizes) for values in (epsilons, chosen)]
     for values, name in zip(each, ("epsilons", "deltas"), strict=True):
         if len(values) != len(sizes):
-            raise ConfigError(f"{len(values)} {name} for {len(sizes)} silos", "one per silo, or one for all")
+            raise ConfigError(f"{len(values)} {name} for {len(sizes)} silos", "one entry per silo, or one for all")
     return [Budget(epsilon, delta) for epsilon, delta in zip(*each, strict=True)]
 
 
@@ -113,7 +117,7 @@ def budgets(sizes: Sequence[int], epsilons: Sequence[float], deltas: Sequence[fl
 
 
 def single_silo(server: ServerOptimizer, **shared: Unpack[SingleSilo]) -> Plan:
-    """Return the plan of one data holder: every server step is one step of the training."""
+    """Return the plan of one data holder (one silo), in which every round is one training step."""
     local = BatchGradient(shared["records"], shared["clip_norm"])
     return plan_of(local, {**shared, "clients": Everyone(1), "server": server})
 
@@ -127,10 +131,10 @@ def dp_sgd(
     average: Average | None = None,
     **shared: Unpack[SingleSilo],
 ) -> Plan:
-    """w <- w - lr (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch  (Abadi et al. 2016).
+    """DP-SGD (Abadi et al. 2016): w <- w - lr (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch, C the clip norm.
 
     `records` draws the batches: PoissonRecords(batch, (n,)) takes each of n records with probability batch / n. With
-    RecordsInTurn, a loader that was shuffled once, `release` may be CorrelatedNoise; nothing is amplified there.
+    RecordsInTurn (fixed cyclic batches) `release` may be CorrelatedNoise; nothing is amplified then.
     """
     return single_silo(Sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, average=average), **shared)
 
@@ -144,9 +148,9 @@ def dp_ls_sgd(
     average: Average | None = None,
     **shared: Unpack[SingleSilo],
 ) -> Plan:
-    """w <- w - lr A_strength^-1 (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch.
+    """DP-LSSGD: w <- w - lr A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch, C the clip norm.
 
-    A = I + strength * L, L the Laplacian of a cycle: it works on what is noised already, so it costs no privacy.
+    A = I + strength * L, L the Laplacian of a cycle; this smoothing is post-processing, so it has no privacy cost.
     """
     return dp_sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, average=average, **shared)
 
@@ -155,9 +159,9 @@ def dp_ls_sgd(
 def dp_adam(
     *, lr: float | Schedule, beta1: float = 0.9, beta2: float = 0.999, floor: float = 1e-8, **shared: Unpack[SingleSilo]
 ) -> Plan:
-    """Adam on (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch, a batch of records.
+    """DP-Adam: Adam on the noised gradient (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch, C the clip norm.
 
-    `floor` is added to the root of the second moment.
+    `floor` (Adam's epsilon) is added to the root of the second moment.
     """
     return single_silo(Adam(lr, beta1, beta2, floor), **shared)
 
@@ -166,8 +170,8 @@ def dp_adam(
 def dp_ls_adam(
     *, lr: float | Schedule, beta1: float = 0.9, beta2: float = 0.999, floor: float = 1e-8, **shared: Unpack[SingleSilo]
 ) -> Plan:
-    """Adam on A_strength^-1 (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch.
+    """DP-LSAdam: Adam on the smoothed noised gradient A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch.
 
-    The noised gradient is smoothed, then Adam takes both moments of it.
+    A = I + strength * L, L the Laplacian of a cycle; C is the clip norm.
     """
     return dp_adam(lr=lr, beta1=beta1, beta2=beta2, floor=floor, **shared)

@@ -13,7 +13,7 @@ from sordino.recipes import RECIPES
 
 @dataclass(frozen=True)
 class Starter:
-    """The `[task]` of an example, and the arguments that are not left at their defaults."""
+    """Values of an example file: its `[task]`, and the recipe arguments that differ from their defaults."""
 
     task: str
     values: dict[str, str] = field(default_factory=dict)

@@ -31,7 +31,7 @@ def _runs_by_setting(found: dict[str, Any]) -> list[tuple[str, list[Run]]]:
 
 
 def one_of_each(found: dict[str, Any]) -> list[Run]:
-    """Return for every setting the run with the largest epsilon, under the setting's name."""
+    """Return the run with the largest epsilon of every setting, labelled with the setting's name."""
     groups = _runs_by_setting(found)
     return [{**max(runs, key=lambda run: run["answer"]["epsilon"] or math.inf), "name": name} for name, runs in groups]
 
@@ -159,11 +159,11 @@ def trade_offs(run: Run, place: int) -> Chart | None:
         name = name if len(name) <= MAX_LEGEND else one["label"]
         lines.append(_series(name, one["false_positive_rate"], one["true_positive_rate"], tone))
     at = known[0]["false_positive_rate"].index(min(known[0]["false_positive_rate"], key=lambda a: abs(a - 0.01)))
-    found = "; ".join(f"{one['label']} {upto(100 * one['true_positive_rate'][at])} in 100" for one in known)
-    says = f"No attack is above its line. Accusing 1 in 100 strangers, it finds at most, of the members: {found}."
+    found = "; ".join(f"{one['label']} {upto(100 * one['true_positive_rate'][at])}%" for one in known)
+    says = f"No attack is above its curve. At 1% false positives, at most this share of the members is found: {found}."
     guess = Series("guessing", (0.0, 1.0), (0.0, 1.0), quiet=True)
-    x = Axis("strangers accused (false positives)", low=0.0, high=1.0, bound="lower")
-    y = Axis("members found (true positives)", low=0.0, high=1.0, bound="upper")
+    x = Axis("false-positive rate", low=0.0, high=1.0, bound="lower")
+    y = Axis("true-positive rate", low=0.0, high=1.0, bound="upper")
     return Chart(f"attack-{place}", f"The best attack: {run['name']}", says, x, y, (*lines, guess))
 
 

@@ -1,7 +1,7 @@
 """Data of the report, as `sordino report --json` prints it and the page draws it, with privacy curves and spectra.
 
     epsilon(t)                                   epsilon of the first t releases, by the certificate's own accounting
-    F(a) = min over e of exp(e) a + delta(e)     most members found by any test that accuses a share a of non-members
+    F(a) = min over e of exp(e) a + delta(e)     largest true-positive rate of any test with false-positive rate a
     P_after(w) = P_before(w) / (1 + 2 s (1 - cos w))^2    Laplacian smoothing A = I + s L on a cycle of d coordinates
 
 Adversaries with the same cost share one curve; where silos differ and all adversaries agree, each silo has a curve.
@@ -182,7 +182,7 @@ def over_rounds(subject: Subject) -> list[dict[str, Any]]:
 
 
 def _so_far(subject: Subject, releases: int) -> Participation:
-    """Return the participation in the first releases: observed where cohorts are seen, else as planned."""
+    """Return the participation in the first `releases` releases: observed if cohorts are visible, else as planned."""
     plan, prepared = subject.plan, max(1, subject.facts.prepared)
     if subject.facts.max_participations is None or len(subject.cohorts) < releases:
         again = composition.repeated_rounds(subject.rounds[:releases])

@@ -46,7 +46,7 @@ _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 @dataclass(frozen=True)
 class Axis:
-    """A labelled axis from `low` to `high`, by default as far as the data; never beyond [`least`, `most`]."""
+    """A labelled axis from `low` to `high`, by default the range of the data; never beyond [`least`, `most`]."""
 
     label: str
     log: bool = False

@@ -178,7 +178,7 @@ def _added_sections(runs: Sequence[Run]) -> list[dict[str, Any]]:
             contents, text = section.contents(runs), section.text(runs)
         except Exception as error:
             why = shorten(f"{type(error).__name__}: {error}")
-            raise ConfigError(f"report section {title!r}, which fails ({why})", "one that can be drawn") from None
+            raise ConfigError(f"report section {title!r}, which fails ({why})", "a section that can be drawn") from None
         if contents:
             figures = [replace(one, key=f"{key}-{one.key}") for one in contents if not isinstance(one, Table)]
             tables = [one for one in contents if isinstance(one, Table)]

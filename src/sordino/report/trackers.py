@@ -58,7 +58,7 @@ class TrackerBackend(ABC):
 
 
 class TensorBoard(TrackerBackend, kind="tensorboard"):
-    """Event files in the subfolder tensorboard."""
+    """TensorBoard backend: event files in the subfolder tensorboard."""
 
     def __init__(self, folder: Path) -> None:
         _import("tensorboard")
@@ -76,7 +76,9 @@ class TensorBoard(TrackerBackend, kind="tensorboard"):
 
 
 class Mlflow(TrackerBackend, kind="mlflow"):
-    """The store of MLFLOW_TRACKING_URI, else an SQLite database in the folder (plain files for mlflow-skinny)."""
+    """MLflow backend: the store of MLFLOW_TRACKING_URI, else an SQLite database in the folder (files for
+    mlflow-skinny).
+    """
 
     def __init__(self, folder: Path) -> None:
         mlflow = _import("mlflow")
@@ -106,7 +108,9 @@ def _mlflow_name(name: str) -> str:
 
 
 class Wandb(TrackerBackend, kind="wandb"):
-    """Weights & Biases in the mode of WANDB_MODE; else online if WANDB_API_KEY is set, or offline in the folder."""
+    """Weights & Biases backend in the mode of WANDB_MODE; else online if WANDB_API_KEY is set, or offline in the
+    folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         wandb = _import("wandb")

@@ -1,1 +1,1 @@
-"""A run on disk: its folder, and how it is started and continued."""
+"""Runs on disk: the folder of a run, and the code that starts and resumes it."""

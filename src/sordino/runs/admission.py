@@ -1,4 +1,4 @@
-"""Charging a run to the ledger of its data set. Called by `execute`, `train`, sweeps and tuning.
+"""Admission of a run to the ledger of its data set, which charges it. Called by `execute`, `train`, sweeps and tuning.
 
 A run is charged for all its rounds before the first one, so of two runs that compete for the rest of a budget only one
 is admitted. The charge is the planned cost, as on the certificate. A run that stops early gets no refund, since its
@@ -35,7 +35,8 @@ NAME = "ledger.json"
 
 
 def ledger_request(config: Config, facts: Facts) -> Request:
-    """Return a run's cost against who sees the models as a request to the ledger, by silo where silos have names.
+    """Return a run's cost, against the adversary who sees models, as a request to the ledger; per silo if silos have
+    names.
 
     The cost of random cohorts is that of the sampling distribution, also after the run: composed with other runs, whose
     sampling is independent, it holds whatever cohorts were drawn.
@@ -54,8 +55,8 @@ def _items(lines: tuple[Line, ...], names: tuple[str, ...]) -> tuple[Item, ...]:
         pairs = [(line, name) for line in lines for k, name in enumerate(names) if not line.silos or k in line.silos]
         return tuple(Item(event, count, silo=name) for line, name in pairs for event, count in line.entries if count)
     if len({tuple(event for event, _ in line.entries) for line in lines}) > 1:
-        found = "a ledger, and silos that differ in their noise or size and have no names"
-        raise ConfigError(found, "names, by which a silo is known in the next run", "set [task] silos")
+        found = "a ledger with unnamed silos that differ in noise or size"
+        raise ConfigError(found, "names, by which the ledger recognises silos", "set [task] silos")
     most = max(lines, key=lambda line: [count for _, count in line.entries])
     return tuple(Item(event, count) for event, count in most.entries if count)
 

@@ -1,4 +1,4 @@
-"""charges.jsonl, receipts.jsonl and refused.json of a run folder. Called by the folder's writer and reader.
+"""Files charges.jsonl, receipts.jsonl and refused.json of a run folder. Called by the folder's writer and reader.
 
 charges.jsonl has one line per release, each bound to the configuration and to the line before:
 
@@ -12,7 +12,7 @@ that this run was charged to its data. It is written only where the cohort is pu
 
 refused.json is the charge that a budget refused: round, cohort, configuration, head of the charge log. It is accepted
 only if the budget, recomputed from the charges, refuses that cohort. A run that a budget has ended cannot continue:
-with other random cohorts, drawn after a look at the model, the number of rounds would depend on the data.
+if other random cohorts were drawn after the model was seen, the number of rounds would depend on the data.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError) 
 
 @dataclass(frozen=True)
 class Charge:
-    """One release, written before its noise is drawn; `cohort` only where the release shows it anyway."""
+    """Charge of one release, written before its noise is drawn; it has the `cohort` only if the release reveals it."""
 
     round: int  # from 1; 0: the plan's preparations, released before the first round
     cohort: tuple[int, ...] | None
@@ -186,7 +186,7 @@ def read_lines(data: bytes, name: str) -> list[dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise CertificateError(name, f"{name} holds a line that is not JSON ({error})") from None
     if not all(isinstance(entry, dict) for entry in found) or (data and not data.endswith(b"\n")):
-        raise CertificateError(name, f"{name} holds a line that is not whole")
+        raise CertificateError(name, f"{name} holds an incomplete line")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Run a configuration into a folder, or continue the run that is there. Called by `sordino run` and `train`."""
+"""Execution of a configuration in a run folder, new or resumed. Called by `sordino run` and `train`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def execute(
     config: Config, path: Path, *, resume: bool = False, engine: Engine | None = None, on_round: OnRound | None = None,
     sign: Path | None = None, task: Task | None = None, tried: bool = False,
 ) -> Executed:  # fmt: skip
-    """Run a configuration into the folder `path`; wrong input is refused before the first byte is written.
+    """Run a configuration and write the run folder `path`; invalid input is refused before anything is written.
 
     A rank other than 0 serves rank 0 and never returns. `task` replaces the data that the file names: the task of a
     server has no records. `tried` is set by a private tuning, which was charged for this run as one of its trials.
@@ -164,7 +164,7 @@ def with_released_columns(task: Task, folder: Path) -> Task:
 def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter, RunStart]]:
     """Lock a run's folder and yield its writer and its state at the last checkpoint.
 
-    Damage by a kill (half a line, a torn checkpoint) is repaired after all other files were found to agree.
+    Damage by a kill (an incomplete line or checkpoint) is repaired after all other files were found to agree.
     """
     folder = RunFolder.open(path, config)
     with locked(path):
@@ -199,20 +199,22 @@ def _check_same(folder: RunFolder, held: Contents, config: Config, task: Task) -
     differ = before.differs(given) if isinstance(before, InMemoryModel) and isinstance(given, InMemoryModel) else []
     if differ:  # a task made in Python must have the same module, shapes and loss; its data are compared below
         found = f"another task than {path} was started with: {', '.join(differ)}"
-        raise DataError(found, "the same module, data and loss for a whole run", "bring them back, or start anew")
+        raise DataError(found, "the same module, data and loss for a whole run", "restore them, or start a new run")
     if codec.digest(config) != header.config:
         found = f"a configuration that is not the one {path} was started with"
-        raise ConfigError(found, "the same one", f"resume with {path / 'plan.toml'}, or start anew in another --out")
+        raise ConfigError(
+            found, "the same configuration", f"resume with {path / 'plan.toml'}, or start a new run in another --out"
+        )
     if header.sordino != now:
         found = f"sordino {now} where {path} was started with sordino {header.sordino}"
         needed = "one version for a whole run: another may draw other noise or account differently"
-        raise ConfigError(found, needed, f"install sordino=={header.sordino}, or start anew in another --out")
+        raise ConfigError(found, needed, f"install sordino=={header.sordino}, or start a new run in another --out")
     changed = folder.fingerprint(header).changed(task)
     if not changed and task.declared_public != header.public:
         changed = ["the rows that are declared public, or the frozen weights"]
     if changed:
         found = f"other data than {path} was started with: {', '.join(changed)}"
-        raise DataError(found, "the same data for a whole run", "bring them back, or start anew in another --out")
+        raise DataError(found, "the same data for a whole run", "restore them, or start a new run in another --out")
 
 
 def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
@@ -224,7 +226,7 @@ def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
     if lost is not None and config.privacy.noise == "secure" and config.plan.release.remembers:
         found = f"round {lost + 1}, whose noise was lost by a kill and is needed by {config.plan.release.kind!r}"
         needed = "a checkpoint with the noise of every charged round"
-        raise ConfigError(found, needed, "start anew in another --out: what was charged stays spent")
+        raise ConfigError(found, needed, "start a new run in another --out; charged rounds stay charged")
 
 
 def _other_versions(engine: bytes) -> list[str]:

@@ -186,7 +186,7 @@ class RunFolder:
         paid = charge_log.read_receipts(self.path)
         if paid is not None:
             if charge_log.whole_lines(paid) != paid:
-                raise CertificateError(RECEIPTS, f"{RECEIPTS} ends in half a line")
+                raise CertificateError(RECEIPTS, f"{RECEIPTS} ends in an incomplete line")
             bound["receipts_sha256"] = PrefixHash.of(paid).sha256
         made = {**certificate(held.config.plan, self.facts(held)), "run": bound}
         return dict(json.loads(json.dumps(made)))
@@ -197,7 +197,7 @@ class RunFolder:
         A damaged checkpoint is refused: only a resumed run falls back to the checkpoint before the last.
         """
         if held.log.torn:
-            raise CertificateError(CHARGES, f"{CHARGES} ends in half a line")
+            raise CertificateError(CHARGES, f"{CHARGES} ends in an incomplete line")
         self.fingerprint(held.header)
         charge_log.check_second_copy(durable_files.read(self.private / "charged"), held.log, at_rest=True)
         file, before, last = self.private / STATE, self.private / BEFORE, None

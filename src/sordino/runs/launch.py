@@ -1,4 +1,4 @@
-"""Called by `sordino run --workers N`: starts N ranks on this machine, watches them, and ends all of them.
+"""Launcher of `sordino run --workers N`: it starts N ranks on this machine, watches them, and ends all of them.
 
 The watching process loads no torch. When a rank dies, the watcher ends the other ranks and prints one sentence on what
 happened; a rank whose watcher has ended ends too.

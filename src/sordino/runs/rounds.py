@@ -96,12 +96,16 @@ def run_rounds(
         for who, saved, new in (("server", found.memory, state.memory), ("release", found.noise, state.noise)):
             shapes = [{name: (one.shape, one.dtype) for name, one in memory.items()} for memory in (saved, new)]
             if shapes[0] != shapes[1]:
-                raise CertificateError("checkpoint", f"the checkpoint does not hold what this plan's {who} remembers")
+                raise CertificateError("checkpoint", f"the checkpoint does not hold the state of this plan's {who}")
         state = found
     if plan.prepare and not released_histograms(state):  # charged and saved before round 1, for a resumed run to read
         if config.privacy.limited and start.writer.charged:
-            wrong = "preparations that a kill has lost after they were charged, and a budget that covers them once"
-            raise ConfigError(wrong, "saved preparations", "start anew in another --out: what was charged stays spent")
+            wrong = "histograms that were charged and then lost by a kill, and a budget that covers them only once"
+            raise ConfigError(
+                wrong,
+                "a checkpoint with the released histograms",
+                "start a new run in another --out; charged rounds stay charged",
+            )
         state = prepare_columns(plan, task, config.streams, start.writer.charge, state)[1]
         start.writer.save(state)
     seen, stop = list(start.history), asked.stop

@@ -138,7 +138,7 @@ def software(config: Config) -> str:
 
 # ---- checkpoints
 class TornError(Exception):
-    """A checkpoint file that is cut short or does not have its checksum."""
+    """Raised for a checkpoint file that is incomplete or does not match its checksum."""
 
 
 @codec.hides_values
@@ -235,12 +235,12 @@ def latest(folder: Path, log: ChargeLog) -> tuple[Checkpoint | None, str]:
         try:
             older = Checkpoint.of_bytes(durable_files.read(folder / BEFORE))
         except TornError as error:
-            what = f"checkpoint/{STATE} {why}, and the one before it is damaged too ({error}): start anew"
+            what = f"checkpoint/{STATE} {why}, and the one before it is damaged too ({error}): start a new run"
             raise CertificateError("checkpoint", what) from None
         older.check(log, fallback=True)
         return older, why
     if why != "is missing" or any(charge.round > 1 for charge in log.charges):
-        raise CertificateError("checkpoint", f"checkpoint/{STATE} {why}, and there is none before it: start anew")
+        raise CertificateError("checkpoint", f"checkpoint/{STATE} {why}, and there is none before it: start a new run")
     return None, ""
 
 
@@ -332,7 +332,7 @@ def locked(path: Path) -> Iterator[None]:
     try:
         lock = os.open(file, os.O_RDWR | os.O_CREAT, PRIVATE)
     except FileNotFoundError:
-        raise CertificateError("checkpoint", f"checkpoint/ is missing in {path}: start anew") from None
+        raise CertificateError("checkpoint", f"checkpoint/ is missing in {path}: start a new run") from None
     except OSError as error:
         raise durable_files.trouble(file, error) from None
     try:

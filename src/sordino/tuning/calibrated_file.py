@@ -24,10 +24,10 @@ REPLACED = ("noise_multiplier", "release")  # keys of a recipe that a solved rel
 
 
 def solve(config: Config, *, epsilon: float | None, delta: float | None = None, free: str = NOISE) -> Plan:
-    """Return the plan of a file with one number solved: for `epsilon` at its delta, or per silo for its own budget.
+    """Return the plan of a file with one number solved for `epsilon` at the file's delta, or per silo for its budget.
 
-    Where each silo has its own delta, one noise multiplier for all is solved at the smallest, which is safe for every
-    silo; a plan that has a noise multiplier per silo keeps one per silo.
+    If each silo has its own delta, one noise multiplier for all is solved at the smallest delta, which is safe for
+    every silo; a plan with a noise multiplier per silo keeps one per silo.
     """
     if config.budgets:
         if epsilon is not None or free != NOISE:
@@ -45,7 +45,7 @@ def solve(config: Config, *, epsilon: float | None, delta: float | None = None, 
 
 
 def multipliers(plan: Plan) -> tuple[float, ...]:
-    """Return the noise multiplier of every silo where each has its own; else an empty tuple."""
+    """Return the noise multipliers of all silos if each silo has its own; else an empty tuple."""
     each = (getattr(part, "noise_multipliers", ()) for part in (plan.release, plan.local))
     return next((tuple(own) for own in each if own), ())
 

@@ -3,9 +3,9 @@
     charge the whole search to the ledger; draw K (secret); K times: draw a candidate, run it, score it on public rows;
     release the best; all trials have the same cost, and the search costs `Tuned` of that cost
 
-Guarantee: Papernot, Steinke 2022 (accounting.renyi), for one who sees the folder of the best. A trial that has lost is
-removed at once, its numbers are printed nowhere, and K is in no file. Trials that a kill leaves are removed unread by
-the next search into the same folder: whoever reads them has a release that no certificate covers.
+Guarantee: Papernot, Steinke 2022 (accounting.renyi), against an adversary who sees the folder of the best trial. Other
+trials are removed at once, their numbers are printed nowhere, and K is in no file. Trials that remain after a kill are
+removed unread by the next search into the same folder; if somebody reads them, no certificate covers that release.
 """
 
 from __future__ import annotations
@@ -73,13 +73,15 @@ class PrivateTuning:
 
     @cached_property
     def noise_multiplier(self) -> float | None:
-        """Noise multiplier of every trial with which the whole search costs `epsilon`; None: the file's own."""
+        """Noise multiplier of every trial with which the whole search costs `epsilon`; None without a target
+        epsilon.
+        """
         config = self.sweep.config({})
         if self.epsilon is None:
             return None
         if config.deltas or multipliers(config.plan):
             fix = "drop --epsilon: every silo keeps its noise, and the certificate states the cost of all trials"
-            raise ConfigError("--epsilon, and silos that differ in noise or delta", "the same noise for all", fix)
+            raise ConfigError("--epsilon with silos that differ in noise or delta", "equal silos", fix)
         reads = config.plan.local.reads
         weakest = 0 if reads is None else int(np.argmin(reads.sizes))
 
@@ -164,7 +166,9 @@ def tune_private(tuning: PrivateTuning, out: Path, say: Callable[[str], None]) -
             else:
                 shutil.rmtree(folder / "trial")
         if best is None:
-            raise DivergedError("no trial of this search left a model: nothing is released, and its cost is charged")
+            raise DivergedError(
+                "every trial of this search diverged; nothing is released, and the cost of the search stays charged"
+            )
         durable_files.move(folder / "best", out)
     changes, done = best
     task = tuning.sweep.config(changes, validation=False).build()
@@ -188,7 +192,8 @@ def _private_folder(out: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(f"{out}, into which another search runs", "another --out", "or wait for it") from None
+            found = f"{out}, into which another search writes"
+            raise ConfigError(found, "a folder for this search alone", "choose another --out, or wait") from None
         for left in folder.iterdir():
             shutil.rmtree(left)
         try:

@@ -107,8 +107,9 @@ class SweepSpec:
     `recipe` compares whole recipes: names, or { name = ..., own keys = [values] }; keys of `[recipe]` go to each recipe
     that takes them. `epsilon` solves the noise of every run to that epsilon at its own delta; several are compared.
     `seeds` are the same for every setting, so that differences between settings are taken seed by seed; on private data
-    they seed the sampling and noise alone, since another partition would make other clients. The rows that choose are a
-    `share` of the public test rows, by the public seed `split`, or the rows of the file `validation`.
+    they seed the sampling and noise alone, since another partition would make other clients. The best setting is
+    chosen on a `share` of the public test rows, drawn by the public seed `split`, or on the rows of the file
+    `validation`.
     """
 
     metric: str = ""  # empty: accuracy for classes, rmse for numbers
@@ -138,7 +139,7 @@ class SweepSpec:
         if self.grid and self.random:
             raise ConfigError("[sweep.grid] and [sweep.random]", "one of them", "write the lists under [sweep.random]")
         if not (self.grid or self.random or self.recipe or self.epsilon):
-            found = "[sweep] with neither grid nor random, recipe or epsilon"
+            found = "[sweep] without grid, random, recipe and epsilon"
             raise ConfigError(found, "one of them", 'write "recipe.lr" = [0.1, 0.3] under [sweep.grid]')
 
     def settings(self) -> list[Changes]:
@@ -255,7 +256,9 @@ class Sweep:
         return found
 
     def config(self, changes: Changes, seed: int | None = None, validation: bool = True) -> Config:
-        """Return one run's configuration; test rows are those that choose (`validation`) or that report."""
+        """Return one run's configuration, with the test rows that choose the best setting (`validation`) or report
+        its metric.
+        """
         varied = DRAW_SEED if self.data[0] == "private" else SEED  # private data keep the same partition into clients
         made = self._solved(changes, {} if seed is None else {varied: seed})
         if self.spec.validation is None:
@@ -304,7 +307,7 @@ class Sweep:
 
 
 def _over(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two files table by table; values of `changes` replace those of `table`."""
+    """Return two configuration tables merged; values of `changes` replace those of `table`."""
     found = dict(table)
     for name, value in changes.items():
         there = found.get(name)

@@ -1,10 +1,11 @@
-"""`sordino sweep`: every run in its own folder, then one table, one figure and one certificate for all of them.
+"""Sweeps (`sordino sweep`): every run in its own folder, then one table, one figure and one certificate for all of
+them.
 
 sweep.json          the sweep that was asked for, written before the first run: a sweep is resumed with the same file
 runs/NAME/          one run each, as `sordino run` writes it
 table.csv           one line per run                table.txt, .tex   one per setting, with intervals
 sweep.svg, .png     the figure                      best.toml         the file of the best setting
-certificate.json    the privacy cost of reading the table: all runs composed, or who declared the data public
+certificate.json    privacy cost of publishing the table: all runs composed, or who declared the data public
 
     epsilon(table) = epsilon( all events of all runs ),   never a sum of epsilons
 
@@ -97,7 +98,7 @@ class SweepFolder:
         reporting = self.sweep.config(self.runs[0].changes, validation=False).build()
         if reporting.test is None:
             found = "no public test rows beside the validation file"
-            raise ConfigError(found, "public rows that report the best setting", "add test = ...")
+            raise ConfigError(found, "other public rows, on which the best setting is reported", "add test = ...")
         if self.charged:
             check_alike(self.configs)
             self.cost()
@@ -329,7 +330,7 @@ def composed(costs: Sequence[Cost], population: int) -> Cost:
         each = [cost.of(who) for cost in costs]
         relations = sorted({line.relation for lines in each for line in lines})
         if len(relations) > 1:
-            wrong = f"runs whose neighbours differ by {' and by '.join(relations)}, to one who {WHO[who]}"
+            wrong = f"runs with relations {' and '.join(relations)} against an adversary who {WHO[who]}"
             raise ConfigError(wrong, f"{ALIKE}: no relation follows from another", "sweep them in two files")
         differ = any(line.silos for lines in each for line in lines)
         kinds: dict[frozenset[tuple[Event, int]], list[int]] = {}  # events of a silo -> the silos that have these

@@ -127,7 +127,7 @@ def hyperparameters(plan: Plan) -> Hyperparameters:
     steps = next((getattr(local, name) for name in ("steps", "epochs") if name in own and getattr(local, name)), None)
     records = getattr(local, "records", None)
     if steps is None and records is None:
-        raise PlanError("tuning", f"local solver {local.kind!r}", "one with steps, epochs or records")
+        raise PlanError("tuning", f"local solver {local.kind!r}", "a local solver with steps, epochs or records")
     batch = getattr(records, "batch", None)
     return Hyperparameters(plan.rounds, steps, None if batch is None else int(batch))
 
@@ -275,7 +275,7 @@ def tune(
 @codec.hides_values
 @dataclass
 class CoordinateSearch:
-    """Search over one hyperparameter after the other by the loss of candidates on the tuning tasks."""
+    """Coordinate search: varies one hyperparameter after the other, and compares losses on the tuning tasks."""
 
     plan: Plan
     tasks: list[Task]
