@@ -30,7 +30,7 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.most = 0
+        self.most = 0
         self.seen: Any = WeakIdKeyDictionary()
         for tensor in (*model.parameters(), *model.buffers()):
             self.seen[tensor.untyped_storage()] = 0
@@ -40,8 +40,7 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf in tree_flatten(output)[0]:
             if isinstance(leaf, Tensor) and leaf.untyped_storage() not in self.seen:
                 self.seen[leaf.untyped_storage()] = leaf.untyped_storage().nbytes()
-        self.now = sum(self.seen.values())
-        self.most = max(self.most, self.now)
+        self.most = max(self.most, sum(self.seen.values()))
         return output
 
 

@@ -304,13 +304,20 @@ class ModelGraphs:
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         tape = Tape(next(iter(named.values())).device)
         tape.batch, tape.room = size, kept
-        with self._plain_forward(), restored_state(self.model), forked_rng(), torch.enable_grad():
-            with LiveTensors(self.model) as live, ieee_products():
-                own_args, own_kwargs = tree_unflatten(synthetic_batch(inputs, records, size), form)
-                leaves = checks.trained_outputs(found(tape, self.model, own_args, own_kwargs), size)
-                torch.autograd.grad([y.double().sum() for y in leaves], [tape.anchor], allow_unused=True)
-                clipped_sum(tape.pieces(), named, size, [ClipGroup(1.0, tuple(named))])
-                tape.clear()
+        live = LiveTensors(self.model)
+        with (
+            self._plain_forward(),
+            restored_state(self.model),
+            forked_rng(),
+            torch.enable_grad(),
+            live,
+            ieee_products(),
+        ):
+            own_args, own_kwargs = tree_unflatten(synthetic_batch(inputs, records, size), form)
+            leaves = checks.trained_outputs(found(tape, self.model, own_args, own_kwargs), size)
+            torch.autograd.grad([y.double().sum() for y in leaves], [tape.anchor], allow_unused=True)
+            clipped_sum(tape.pieces(), named, size, [ClipGroup(1.0, tuple(named))])
+            tape.clear()
         return live.most
 
     def is_stale(self) -> bool:

@@ -9,7 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from sordino import codec
@@ -172,12 +180,11 @@ def _held(optimizer: Optimizer, shards: Shards) -> set[Tensor]:
 
 def _physical_size(model: nn.Module, held: set[Tensor], loader: DataLoader[Any], memory: str | int, raw: bool) -> int:
     """Return how many records are computed at once within `memory` bytes, from the shape of a record alone."""
-    bound, fix = parse_bytes(memory), "give max_physical_batch_size instead"
+    bound, fix = parse_bytes(memory) * 9 // 10, "give max_physical_batch_size instead"  # libraries take some unseen
     if loader.collate_fn is not default_collate or not raw:
         found = "memory with a collate_fn or a transform, where shapes may depend on records"
         raise ConfigError(found, "records of one shape", fix)
-    records = lineage.tensors_of(loader.dataset)
-    batch = tree_flatten(loader.collate_fn([loader.dataset[0]]))[0] if not records else records
+    batch = lineage.tensors_of(loader.dataset) or tree_leaves(default_collate([loader.dataset[0]]))
     device, others = next(iter(held)).device, [p for p in model.parameters() if p.requires_grad and p not in held]
     x = torch.zeros_like(batch[0][:1], device=device)  # of which only the shape counts
     shared = 12 * sum(p.numel() for p in held if p.requires_grad)  # the sum of a batch, in float64 and float32
@@ -193,6 +200,7 @@ def _physical_size(model: nn.Module, held: set[Tensor], loader: DataLoader[Any],
         most = loader.batch_size or 1
         small = largest_batch(lambda size: peak(size, KEPT), bound, most)
         size = max(small, largest_batch(lambda size: peak(size, 0) + 4 * KEPT, bound, most))
+        one = 0 if size else peak(1, KEPT)
     except (UntraceableError, PlanError, DataError, RuntimeError, TypeError, ValueError, IndexError) as error:
         found = f"memory, and a model that does not run on synthetic records as model(x) ({error})"
         raise ConfigError(found, "a model whose memory can be measured so", fix) from None
@@ -200,7 +208,7 @@ def _physical_size(model: nn.Module, held: set[Tensor], loader: DataLoader[Any],
         for p in others:
             p.requires_grad_(True)
     if not size:
-        found = f"memory = {memory!r}, where a pass over one record takes {peak(1, KEPT):,} bytes"
+        found = f"memory = {memory!r}, where a pass over one record takes {one:,} bytes"
         raise ConfigError(found, "room for one record at least", "raise memory, or take a smaller model")
     return size
 
