@@ -53,7 +53,7 @@ def measure(seed: int, batches: list[int], rounds: int, budget: float, minutes: 
     words = [f"{net.family}: {net.words}" for net in nets(seed, 1)]
     rows = {
         (number, batch, method): {"net": text, "batch": batch, "method": METHODS[method]}
-        for number, text in enumerate(words) for batch in batches for method in METHODS
+        for batch in batches for number, text in enumerate(words) for method in METHODS
         if not only or METHODS[method] in only
     }  # fmt: skip
     end = time.monotonic() + 60 * minutes
@@ -122,8 +122,8 @@ def _summary(known: dict[tuple[str, int, str], Row]) -> list[str]:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10_000))
-    options.add_argument("--batches", type=int, nargs="+", default=[256, 1024])
-    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--batches", type=int, nargs="+", default=[1024, 256])
+    options.add_argument("--rounds", type=int, default=2)
     options.add_argument("--budget", type=float, default=0.5, help="seconds of steps per process, at least four steps")
     options.add_argument("--minutes", type=float, default=14.0, help="no process starts later")
     options.add_argument("--only", nargs="*", default=[], help="methods, as the table names them")

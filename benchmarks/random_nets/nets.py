@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "peers"))
 from workloads import Block, Mean, Parts
 
 CLASSES, WORDS = 10, 80
-ROUNDS = ("cnn", "cnn", "cnn", "lstm", "lstm", "transformer", "transformer", "mlp")  # families of the nets of one seed
+DRAWN = ("cnn", "cnn", "cnn", "lstm", "lstm", "transformer", "transformer", "mlp")  # families of the nets of one seed
 Build = Callable[[Parts], nn.Module]
 
 
@@ -56,7 +56,7 @@ class Net:
 def nets(seed: int, batch: int) -> list[Net]:
     """Return the nets of a seed."""
     rng = random.Random(seed)
-    drawn = [FAMILIES[family](rng) for family in ROUNDS]
+    drawn = [FAMILIES[family](rng) for family in DRAWN]
     for net in drawn:
         net.batch = batch
     return drawn
