@@ -28,6 +28,7 @@ ELSEWHERE = {  # blocks by page and title, commands by their first word: the tes
     ("docs/deploy.md", "on the server, when the keys are there"): "tests/deploy/test_across_hosts.py",
     ("docs/deploy.md", "in every silo"): "tests/deploy/test_across_hosts.py",
     ("docs/deploy.md", "your app"): "tests/deploy/test_private_app.py",
+    ("docs/from-flower.md", "flwr"): "tests/deploy/test_internals.py",
     ("docs/dp-sgd.md", "train.py"): "tests/dpsgd/test_many_processes.py",
     ("docs/dp-sgd.md", "torchrun"): "tests/dpsgd/test_many_processes.py",
     ("docs/distributed.md", "ranks.py"): "tests/engines/as_rank.py",

@@ -144,7 +144,9 @@ class Plan(_Cache):
         most = reads.max_rounds()
         if self.keeps_client_state:
             found = f"{self.local.kind!r}, whose clients keep a state of what they read in earlier rounds"
-            raise PlanError("records", found, "messages that depend on the records of their own round alone")
+            raise PlanError(
+                "records", found, "messages that depend on the records of their own round alone", "use batch_gradient"
+            )
         reads.check(self.clients.population)
         self.local.check_population(self.clients.population)
         spent = self.local.bound()
@@ -205,7 +207,9 @@ class Plan(_Cache):
         for step in self.encode:
             before = chain[-1]
             if isinstance(before, AlreadyPrivate):
-                raise PlanError("spent", f"{step.kind} on a message that is already noised", "no encode steps")
+                raise PlanError(
+                    "spent", f"{step.kind} on a message that is already noised", "no encode steps", "drop encode"
+                )
             chain.append(step.bound(before))
         return tuple(chain)
 
@@ -273,7 +277,9 @@ class Plan(_Cache):
         return next((step for step in self.encode if isinstance(step, PublicMask)), None)
 
     def learn(self, encoded: Tensor, mean: Tensor, public: Public, state: State) -> dict[str, Tensor]:
-        """Return the public state after a round: what steps compute from the noised mean, and the mask's memory."""
+        """Return the public state after a round: values that encode steps compute from the noised mean, and the
+        mask's state.
+        """
         learned: dict[str, float] = {}
         for step in self.encode:
             found = step.learn(encoded, public)

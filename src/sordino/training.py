@@ -161,12 +161,14 @@ class Result:
 
     def _run_in_memory(self) -> tuple[InMemoryRun, State]:
         if self.in_memory is None or self.config is None or self.task is None:
-            raise ConfigError("a result without the charges of its run", "a result that train() returned")
+            raise ConfigError(
+                "a result without the charges of its run", "a result that train() returned", "train again"
+            )
         return self.in_memory
 
     def _plan_and_facts(self) -> tuple[Plan, Facts]:
         if self.config is None or self.facts is None:
-            raise ConfigError("a result without its plan", "a result that train() returned")
+            raise ConfigError("a result without its plan", "a result that train() returned", "train again")
         return self.config.plan, self.facts
 
 
@@ -206,7 +208,7 @@ def train(
     accelerator that torch finds, else the CPU. A progress bar is shown in terminals and notebooks if `progress`.
     """
     if resume and out is None:
-        raise ConfigError("resume=True without out", "the folder of the run that is continued", 'out="runs/a"')
+        raise ConfigError("resume=True without out", "the folder of the run that is continued", 'add out="runs/a"')
     if metrics is not None:
         task = replace(task, metrics=(*task.metrics, *metrics_of(metrics)))
     asked = RunSpec(seed=seed, eval_every=eval_every, train_metrics=train_metrics or None, stop=stop)

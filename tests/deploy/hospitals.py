@@ -18,6 +18,7 @@ import torch
 from sordino.config import Config, load_config
 from sordino.data.clients import Clients
 from sordino.data.datasets import load
+from sordino.federation import keys
 from sordino.federation.local_federation import LocalFederation
 from sordino.federation.new_federation import new_federation
 from sordino.task import Task
@@ -91,7 +92,10 @@ def rows() -> tuple[list[tuple[Any, Any]], tuple[Any, Any]]:
 
 
 def write_rows(folder: Path) -> None:
-    """NAME.npz for every hospital, and test.npz."""
+    """NAME.npz and home/NAME, the key, for every hospital, and test.npz."""
+    (folder / "home").mkdir(exist_ok=True)
+    for name in SILOS:
+        keys.write_node_key(folder / "home" / name)
     own, test = rows()
     for name, (x, y) in zip((*SILOS, "test"), (*own, test), strict=True):
         np.savez(folder / f"{name}.npz", x=x, y=y)
@@ -99,6 +103,7 @@ def write_rows(folder: Path) -> None:
 
 def file_of(folder: Path, name: str, text: str, **federation: Any) -> Path:
     """folder/NAME.toml: the plan, with data that no server and no other silo can read."""
+    federation = {f"keys.{silo}": keys.public_text(folder / "home" / f"{silo}.pub") for silo in SILOS} | federation
     given = "".join(f"{key} = {json.dumps(value)}\n" for key, value in federation.items())
     head = f'[task]\ndataset = "npz"\noptions = {{ path = "{folder}/NAME.npz", classes = 2 }}\n'
     tail = f"\n[federation]\nsilos = {json.dumps(SILOS)}\ninputs = [{INPUTS}]\nclasses = 2\n"
@@ -119,7 +124,7 @@ def make(folder: Path, file: Path) -> Path:
     new_federation(folder, file)
     for name in SILOS:
         spec = folder / "silos" / name / "silo.toml"
-        spec.write_text(spec.read_text().replace("NAME.npz", f"{name}.npz"))
+        spec.write_text(spec.read_text().replace("NAME.npz", f"{name}.npz").replace('"node"', '""'))
     return folder
 
 

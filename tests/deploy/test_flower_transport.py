@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sordino.config import FederationSpec
 from sordino.errors import EngineError
 from sordino.federation import flower_api as links
-from sordino.federation.flower_api import FlowerTransport, flower, pack
-from sordino.federation.local_federation import LocalFederation, free_port
+from sordino.federation import keys
+from sordino.federation.flower_api import FlowerTransport, Link, flower, pack
+from sordino.federation.keys import Signer
+from sordino.federation.local_federation import HERE, free_port
 
 
 @dataclass
@@ -127,9 +130,66 @@ def test_a_superlink_that_is_gone_is_one_sentence() -> None:
         carried(Grid(gone, [node("a"), node("b", 2)]))
 
 
-def test_to_hand_a_run_to_a_superlink_that_is_gone_is_one_sentence(federation: LocalFederation, tmp_path: Path) -> None:
-    other = replace(federation, home=tmp_path, port=free_port(), running={}, log_start={}, nodes={})
-    with pytest.raises(EngineError, match="Connection to the SuperLink is unavailable") as caught:
-        other.submit(tmp_path / "runs" / "a")
+def test_to_start_a_run_at_a_superlink_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
+    certificates = keys.write_certificates(tmp_path)
+    with pytest.raises(EngineError, match="does not answer") as caught:
+        Link(f"{HERE}:{free_port()}", (certificates / "ca.crt").read_bytes(), b"").start_run()
     assert "\n" not in str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+# ---- pinned keys -----------------------------------------------------------------------------------------------------
+
+
+def test_a_node_with_another_key_under_a_silos_name_is_sent_nothing() -> None:
+    grid = Grid(echo, [node("a", 1), replaced(node("b", 2), b"borrowed"), replaced(node("b", 3), b"pinned")])
+    transport = FlowerTransport(grid, ("a", "b"), {0: b"", 1: b"pinned"})
+    assert dict(transport.exchange({0: b"to a", 1: b"to b"}, time.time() + 600)) == {0: b"re: to a", 1: b"re: to b"}
+    assert [message.metadata.dst_node_id for message in grid.asked] == [1, 3]
+
+
+def replaced(given: Any, key: bytes) -> Any:
+    given.public_key = key
+    return given
+
+
+def signers(folder: Path, *names: str) -> tuple[Signer, ...]:
+    """Each with its own key and the pinned keys of all."""
+    for name in names:
+        keys.write_node_key(folder / name)
+    spec = FederationSpec(silos=names, keys={name: keys.public_text(folder / f"{name}.pub") for name in names})
+    return tuple(keys.signer_of(spec, folder / name) for name in names)
+
+
+@pytest.mark.parametrize("kind", ["unsigned", "by another silo", "to another request", "changed"])
+def test_an_answer_that_the_pinned_key_did_not_sign_ends_the_run_in_one_sentence(kind: str, tmp_path: Path) -> None:
+    a, b = signers(tmp_path, "a", "b")
+    answers = {
+        "unsigned": Signer().signed_answer(b"to b", b"row"),
+        "by another silo": a.signed_answer(b"to b", b"row"),
+        "to another request": b.signed_answer(b"to b, yesterday", b"row"),
+        "changed": b.signed_answer(b"to b", b"row").replace(b"row", b"raw"),
+    }
+
+    def said(answer: bytes) -> dict[int, bytes]:
+        grid = Grid(lambda grid, n: answer if n else a.signed_answer(b"to a", b"ok"), [node("a"), node("b", 2)])
+        transport = FlowerTransport(grid, ("a", "b"), answer_of=a.answer_of)
+        return dict(transport.exchange({0: b"to a", 1: b"to b"}, time.time() + 600))
+
+    assert said(b.signed_answer(b"to b", b"row")) == {0: b"ok", 1: b"row"}
+    with pytest.raises(EngineError, match=r"in the name of silo 'b' that is refused: .*did not sign"):
+        said(answers[kind])
+
+
+def test_the_log_names_the_silo_that_is_awaited_and_since_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, said = [1000.0], list[str]()
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+
+    def answer(grid: Grid, number: int) -> bytes | None:
+        clock[0] += 4
+        return echo(grid, number) if number == 0 else None
+
+    transport = FlowerTransport(Grid(answer, [node("a"), node("b", 2)]), ("a", "b", "c"), log=said.append)
+    assert dict(transport.exchange({0: b"to a", 1: b"to b", 2: b"to c"}, 1100.0)) == {0: b"re: to a"}
+    since = time.strftime("%H:%M:%S", time.localtime(1000.0))
+    assert said == [f"awaited since {since}: b, c (not connected)"]

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from tests.pages import titled
 
 import sordino
 from sordino.errors import EngineError
@@ -73,3 +74,9 @@ def test_flower_is_imported_in_one_file_only() -> None:
         if name.split(".")[0] in ("flwr", "httpx")
     ]
     assert elsewhere == []
+
+
+def test_what_the_page_says_of_flowers_wrappers_is_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/from-flower.md: one mask of two keys, and a clip norm that goes the wrong way."""
+    exec(titled("docs/from-flower.md", "flwr").text, {})
+    assert capsys.readouterr().out.split() == ["True", "True"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
+from sordino.config import FederationSpec
 from sordino.data.clients import Records
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess
 from sordino.engines.messages import Job
 from sordino.errors import DataError, EngineError, QuorumError
-from sordino.federation import secagg
+from sordino.federation import keys, secagg
+from sordino.federation.keys import Signer
 from sordino.federation.secagg import SecAggClient, SecAggEngine, SecAggMessage
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
@@ -70,15 +72,18 @@ class Wire:
     charged: list[tuple[int, str]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, whole: Task, silent: Callable[[str, int], bool] | None = None) -> Wire:
+    def of(
+        cls, whole: Task, silent: Callable[[str, int], bool] | None = None, signers: Sequence[Signer] | None = None
+    ) -> Wire:
         wire = cls({}, silent or (lambda stage, client: False))
         for client in range(SILOS):
+            own = Signer() if signers is None else signers[client]
 
             def pay(job: Job, session: str, client: int = client) -> int:
                 wire.charged.append((client, session))
                 return sum(1 for who, _ in wire.charged if who == client)
 
-            wire.members[client] = SecAggClient(client, whole.as_silo(client), lambda job: None, pay, time.time)
+            wire.members[client] = SecAggClient(client, whole.as_silo(client), lambda job: None, pay, time.time, own)
         return wire
 
     def exchange(self, bodies: Mapping[int, bytes], deadline: float) -> Iterator[tuple[int, bytes]]:
@@ -221,6 +226,72 @@ def test_another_threshold_a_late_job_and_a_second_row_are_refused() -> None:
     late = replace(wire.members[0], now=lambda: time.time() + 1e6)
     assert "past its deadline" in refusal(late, asked["mask"][0])
     assert len(wire.charged) == charged
+
+
+# ---- members whose keys are pinned -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def signers(tmp_path_factory: pytest.TempPathFactory) -> list[Signer]:
+    """Each silo's own key, and the pinned keys of all."""
+    folder, names = tmp_path_factory.mktemp("keys"), tuple(f"silo{i}" for i in range(SILOS))
+    for name in names:
+        keys.write_node_key(folder / name)
+    spec = FederationSpec(silos=names, keys={name: keys.public_text(folder / f"{name}.pub") for name in names})
+    return [keys.signer_of(spec, folder / name) for name in names]
+
+
+def asked_for_shares(wire: Wire) -> tuple[dict[str, list[str]], str]:
+    """The members' table as an honest server makes it, after stage `keys`; and the session."""
+    session = "5e" * 16
+    table = {}
+    for client, silo in wire.members.items():
+        said = SecAggMessage.of_bytes(silo.reply(SecAggMessage("keys", session).to_bytes())).fields
+        table[str(client)] = [said["encryption"], said["masking"], said["signature"]]
+    return table, session
+
+
+def test_members_that_have_signed_their_keys_sum_as_before(signers: list[Signer]) -> None:
+    whole = task()
+    wire = Wire.of(whole, signers=signers)
+    found = worker(wire, whole).collect(job(whole))
+    assert torch.allclose(found.total, expected(whole, list(range(SILOS))), atol=1e-9)
+
+
+@pytest.mark.parametrize("attack", ["invented", "exchanged", "replaced", "unsigned", "of another session"])
+def test_a_server_that_invents_or_exchanges_members_gets_no_share_and_nobody_pays(
+    attack: str, signers: list[Signer]
+) -> None:
+    wire = Wire.of(task(), signers=signers)
+    table, session = asked_for_shares(wire)
+    own, _ = asked_for_shares(Wire.of(task()))  # keys whose private halves the server knows
+    honest = {"members": dict(table), "threshold": 3}
+    table |= {
+        "invented": {str(SILOS): own["1"]},
+        "exchanged": {"1": table["2"], "2": table["1"]},
+        "replaced": {"1": [*own["1"][:2], table["1"][2]]},
+        "unsigned": {"1": [*table["1"][:2], ""]},
+        "of another session": {"1": asked_for_other(wire.members[1])},
+    }[attack]
+    told = SecAggMessage("shares", session, {"members": table, "threshold": 3})
+    assert "that its silo did not sign" in refusal(wire.members[0], told)
+    assert wire.charged == []
+    assert refusal(wire.members[0], replace(told, fields=honest)) == ""
+
+
+def asked_for_other(silo: SecAggClient) -> list[str]:
+    """Keys that a silo has signed in another session."""
+    said = SecAggMessage.of_bytes(replace(silo).reply(SecAggMessage("keys", "a1" * 16).to_bytes())).fields
+    return [said[name] for name in ("encryption", "masking", "signature")]
+
+
+def test_a_silo_without_pinned_keys_gives_no_row_for_release() -> None:
+    wire, asked = stages(task())
+    message = asked["mask"][0]
+    wire.members[0].sessions[message.session].sent = False
+    held = Job.from_bytes(message.body, task().layout.size)
+    secure = replace(message, body=replace(held, mode="secure", seed=None).to_bytes())
+    assert "does not know the other members' keys" in refusal(wire.members[0], secure)
 
 
 def test_bad_messages_are_one_sentence() -> None:

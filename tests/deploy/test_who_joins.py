@@ -15,7 +15,7 @@ from tests.deploy.proxy import Proxy
 from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError, EngineError
-from sordino.federation import new_federation as keys
+from sordino.federation import keys
 from sordino.federation.flower_api import Node, flower
 from sordino.federation.local_federation import HERE, LocalFederation, flower_command, free_port
 from sordino.federation.silo_service import SiloSpec, serve
@@ -116,15 +116,17 @@ def clean_row(ground: Path) -> bytes:
 
 
 def test_a_taken_port_is_one_sentence(federation: LocalFederation, tmp_path: Path) -> None:
-    other = LocalFederation(federation.folder, federation.silos, tmp_path, port=federation.port)
-    with pytest.raises(EngineError, match=f"port {federation.port} .* which is taken"):
-        other.superlink()
+    ports = federation.port, federation.link_port
+    other = LocalFederation(federation.folder, federation.silos, tmp_path, *ports)
+    for port, start in ((federation.link_port, other.superlink), (federation.port, other.gate)):
+        with pytest.raises(EngineError, match=f"port {port} .* which is taken"):
+            start()
 
 
 def test_an_unreadable_key_and_an_unknown_silo_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "node.pub").write_text("nothing")
     with pytest.raises(ConfigError, match="no readable public key"):
-        keys.read_public_key(tmp_path / "node.pub")
+        keys.public_text(tmp_path / "node.pub")
     with pytest.raises(ConfigError, match=r"silo.toml, which cannot be read"):
         SiloSpec.read(tmp_path)
     (tmp_path / "silo.toml").write_text('name = "va"\ndataset = "npz"\nsecrets = 3\n')

@@ -23,14 +23,15 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "fed.toml").write_text(next(b.text for b in blocks(ROOT / "docs/deploy.md") if b.language == "toml"))
     assert sordino("federation", "new", request.param, "--from", "fed.toml").code == 0
     shutil.copytree(tmp_path / request.param / "silos" / "va", tmp_path, dirs_exist_ok=True)
-    shutil.move(tmp_path / request.param / "server" / "superlink.service", tmp_path)
+    for unit in ("superlink.service", "gate.service"):
+        shutil.move(tmp_path / request.param / "server" / unit, tmp_path)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "sordino").symlink_to("/bin/true")
     return tmp_path
 
 
 def said(home: Path, *changes: tuple[str, str]) -> str:
-    """What systemd says of the three units, each with `home` for /srv/sordino."""
+    """What systemd says of the four units, each with `home` for /srv/sordino."""
     units = home / "units"
     units.mkdir(exist_ok=True)
     for file in home.glob("*.service"):
@@ -41,7 +42,7 @@ def said(home: Path, *changes: tuple[str, str]) -> str:
     words = ["systemd-analyze", "verify", "--man=no", *map(str, sorted(units.glob("*.service")))]
     quiet = {**os.environ, "SYSTEMD_LOG_LEVEL": "warning"}
     done = subprocess.run(words, env=quiet, capture_output=True, text=True, check=False)
-    assert len(list(units.iterdir())) == 3
+    assert len(list(units.iterdir())) == 4
     return done.stdout + done.stderr + (f"exit {done.returncode}" if done.returncode else "")
 
 

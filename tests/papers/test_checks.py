@@ -15,7 +15,7 @@ from tests.papers.test_tables import FAKE, small
 from sordino_papers import checks, kept, page, runner, tables
 from sordino_papers.cells import Cell, Table
 from sordino_papers.checks import Outcome
-from sordino_papers.studies import Study, gathered
+from sordino_papers.studies import Study, gathered, instructions
 from sordino_papers.verdicts import fact
 
 
@@ -117,16 +117,29 @@ def test_what_was_never_kept_is_said_and_is_no_difference(folder: Path) -> None:
     assert "000-line: nothing kept" in said.out
 
 
-@pytest.mark.parametrize(
-    ("found", "answer"), [(80.0, "same"), (80.0000004, "same"), (80.5, "ok"), (82.1, "differs"), (77.0, "differs")]
-)
-def test_the_tolerance_comes_from_the_kept_spread(found: float, answer: str) -> None:
-    assert Outcome("a", 80.0, found, checks.tolerance(80.0, 0.5)).answer == answer
+@pytest.mark.parametrize(("found", "answer"), [(80.0, "same"), (80.0000004, "same"), (80.01, "differs")])
+def test_the_same_seed_has_the_same_digits_on_the_same_instruction_set(found: float, answer: str) -> None:
+    made = f"0.0.0+other, {instructions()}"
+    assert checks.tolerance(80.0, made) == 0.0
+    assert Outcome("a", 80.0, found, checks.tolerance(80.0, made)).answer == answer
 
 
-def test_the_tolerance_without_a_spread_is_a_tenth_of_the_figure() -> None:
-    assert checks.tolerance(50.0, None) == 5.0
-    assert checks.tolerance(50.0, 0.0) == 0.5
+@pytest.mark.parametrize(("found", "answer"), [(82.3, "ok"), (82.5, "differs"), (77.0, "differs")])
+def test_a_run_of_other_instructions_may_differ_by_the_stated_rounding(found: float, answer: str) -> None:
+    for made in ("0.0.0+other, SOMETHING", "0.0.0+other", ""):
+        assert checks.tolerance(80.0, made) == checks.ROUNDING * 80.0
+        assert Outcome("a", 80.0, found, checks.tolerance(80.0, made)).answer == answer
+
+
+def test_one_digit_of_a_kept_result_that_is_wrong_is_found(folder: Path) -> None:
+    """Sabotage: the last digit of one kept value, of a cell and of a study."""
+    assert sordino("papers", "run", "all", "--quick", "--results", folder).code == 0
+    for cell in FAKE.cells:
+        shift(folder, cell.id, 1e-5)
+    said = sordino("papers", "run", "000-fake", "--quick", "--results", folder)
+    assert (said.code, "differs: 000-fake-" in said.out) == (1, True)
+    shift(folder, "000-line", 1e-3)
+    assert sordino("papers", "run", "000-line", "--quick", "--results", folder).code == 1
 
 
 def test_check_compares_to_the_digits_and_the_page_shows_it(folder: Path) -> None:

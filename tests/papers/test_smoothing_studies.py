@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from sordino.data.clients import Clients, Records
@@ -197,3 +198,16 @@ def test_a_nudge_moves_every_weight_by_a_millionth_at_most() -> None:
     after = [one.detach() for one in job.task.model.parameters()]
     moved = torch.cat([(a / b - 1).abs().flatten() for a, b in zip(after, before, strict=True)])
     assert 1e-7 < float(moved.max()) <= 1.2e-6  # and what float32 rounds
+
+
+def test_a_model_that_starts_at_zero_is_moved_too() -> None:
+    """A millionth of zero is zero: two equal runs would show nothing."""
+    net = nn.Linear(30, 2)
+    for one in net.parameters():
+        nn.init.zeros_(one)
+    clients = Clients.of([Records(torch.ones(1, 30), torch.ones(1).long())])
+    job = rounding.started(Job(None, Task(net, clients), 0.1), 0)  # type: ignore[arg-type]
+    before = job.task.layout.flatten(job.task.model).clone()
+    assert bool((before != 0).all())
+    after = job.task.layout.flatten(rounding.nudged(job).task.model)
+    assert 0 < float((after - before).abs().max()) <= 1.01e-6 * float(before.abs().max())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
 from sordino_papers.choosing import within_all
+from sordino_papers.paper_claims import CLAIMS, PaperClaim, Regime, of_paper
 from sordino_papers.verdicts import in_all, paired, verdict
 
 
@@ -75,3 +77,61 @@ def test_all_are_the_same_only_where_every_interval_is_inside_the_margin() -> No
     refuted, told = answer(0.5, near=[0.1, 0.0, 0.1, 0.2, 0.0], lost=LOST)
     assert refuted == "no"
     assert "(lost, of 2)" in told
+
+
+# ---- the papers' claims ----------------------------------------------------------------------------------------------
+
+
+def rows(*answers: str) -> list[dict[str, Any]]:
+    return [
+        {"text": f"000: a, {i}", "measured": f"+{i} [+0, +9] points", "verdict": one, "seeds": 5}
+        for i, one in enumerate(answers)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answers", "answer"),
+    [
+        (("yes", "yes"), "yes"),
+        (("no", "no"), "no"),
+        (("yes", "no"), "in part"),
+        (("yes", "undecided"), "in part"),
+        (("no", "undecided"), "no"),
+        (("undecided",), "undecided"),
+        ((), "not run"),
+    ],
+)
+def test_a_claim_is_counted_once_whatever_the_number_of_its_comparisons(answers: tuple[str, ...], answer: str) -> None:
+    assert PaperClaim("000", "a", ("a,",)).judged(rows(*answers))["verdict"] == answer
+
+
+@pytest.mark.parametrize(
+    ("ours", "same"), [((33.0, 44.0), True), ((17.0, 80.0), True), ((8.0, 11.0), False), ((33.0, 90.0), False)]
+)
+def test_outside_a_factor_of_two_of_the_papers_ratio_a_claim_is_not_tested(
+    ours: tuple[float, float], same: bool
+) -> None:
+    regime = Regime((33.0, 44.0), ours)
+    claim = PaperClaim("000", "a", ("a,",), regime)
+    assert regime.same == same
+    assert claim.judged(rows("no"))["verdict"] == ("no" if same else "not tested here")
+    assert claim.judged(rows("yes"))["verdict"] == ("yes" if same else "not tested here")
+
+
+def test_a_comparison_said_the_other_way_round_confirms_the_paper() -> None:
+    assert PaperClaim("000", "a", ("a,",), turned=True).judged(rows("no", "no"))["verdict"] == "yes"
+
+
+def test_the_table_of_headlines_is_read_in_a_minute() -> None:
+    titled = [one for one in CLAIMS if one.title]
+    assert 12 <= len(titled) <= 18
+    assert {one.paper for one in titled} == {"000", "001", "002", "003", "004"}
+    assert all(one.published != "-" for one in titled)
+
+
+def test_what_is_no_claim_of_a_paper_is_our_own() -> None:
+    theirs, own = of_paper(
+        "004", [{**rows("yes")[0], "text": "004: Table 2, smoothing (sigma 1)"}, {**rows("no")[0], "text": "004: else"}]
+    )
+    assert [row["verdict"] for row in theirs if row["measured"] != "-"] == ["not tested here"]
+    assert [row["text"] for row in own] == ["004: else"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sordino.codec import digest, dump
@@ -108,6 +109,7 @@ class Table:
     quick: str | None = None
     full: bool = False
     hours: str = ""
+    draw: Callable[[Results, Path], None] | None = None
 
 
 def index(tables: Iterable[Table]) -> dict[str, tuple[Cell, ...]]:

@@ -16,8 +16,7 @@ from sordino_papers import kept, runner
 from sordino_papers.cells import Cell, Results, Table
 from sordino_papers.studies import Row, Study, as_they_come, instructions
 
-SPREADS = 4  # how many kept spreads a quick figure may be off
-LEAST, UNKNOWN = 0.01, 0.1  # the tolerance is a hundredth of the figure at least, a tenth where no spread is kept
+ROUNDING = 0.03  # of the figure: what another instruction set may change (the cells of 000-small moved by 2.6%)
 Answer = Literal["same", "ok", "differs", "failed", "nothing kept"]
 
 
@@ -54,9 +53,9 @@ class Outcome:
         return f"{self.id}: {self.answer} ({self.of}: {figures})"
 
 
-def tolerance(value: float, spread: float | None) -> float:
-    """Four spreads of the kept seeds, and one hundredth of the figure at least; without a spread one tenth."""
-    return UNKNOWN * abs(value) if spread is None else max(SPREADS * spread, LEAST * abs(value))
+def tolerance(value: float, made: str) -> float:
+    """0 where the kept run names the instruction set of today: same seed, same digits. Else the stated rounding."""
+    return 0.0 if made.endswith(f", {instructions()}") else ROUNDING * abs(value)
 
 
 # ---- quick -----------------------------------------------------------------------------------------------------------
@@ -96,11 +95,12 @@ def _compared(name: str, cell: str, results: Results, found: Row) -> Outcome:
     study = None if cell else runner.study(name)
     if study is None:
         return replace(_cell(results[cell], found["row"]), seconds=found["seconds"])
-    return replace(_study(study, results[name]["rows"], found["row"]), seconds=found["seconds"])
+    return replace(_study(study, results[name], found["row"]), seconds=found["seconds"])
 
 
 def _cell(old: dict[str, Any], found: Row) -> Outcome:
-    value, near = float(old["values"][0]), tolerance(float(old["values"][0]), old["spread"])
+    value = float(old["values"][0])
+    near = tolerance(value, str(old["code"][0]) if "code" in old else "")
     return Outcome(old["id"], value, 100 * found["accuracy"], near, "accuracy of seed 0", grain(old))
 
 
@@ -110,16 +110,16 @@ def grain(old: dict[str, Any], seed: int = 0) -> float:
     return 0.01 if earlier else 10.0**-runner.DIGITS
 
 
-def _study(study: Study, rows: list[Row], found: Row) -> Outcome:
+def _study(study: Study, old: dict[str, Any], found: Row) -> Outcome:
     """The kept row with the keys of the found one: its first seed if the found row is one run, else its mean."""
     keys = {name: one for name, one in found.items() if name not in (study.measure, "spread", "repeats", "values")}
-    row = next((row for row in rows if all(row.get(name) == one for name, one in keys.items())), None)
+    row = next((row for row in old["rows"] if all(row.get(name) == one for name, one in keys.items())), None)
     if row is None:
         return Outcome(study.id, None, None, error=f"no kept row has the keys {keys}: run the study anew")
     one_run = "values" not in found and row.get("values")
     value = float(row["values"][0] if one_run else row[study.measure])
     of = ", ".join([study.measure, *(f"{name} {one}" for name, one in keys.items())])
-    near, last = tolerance(value, row.get("spread")), 1e-5 * abs(value)  # six digits are kept
+    near, last = tolerance(value, str(old.get("code", ""))), 1e-5 * abs(value)  # six digits are kept
     return Outcome(study.id, value, float(found[study.measure]), near, of, last)
 
 

@@ -6,15 +6,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from sordino_papers import coverage
+from sordino_papers import coverage, paper_claims
 from sordino_papers.cells import Results
 from sordino_papers.claims import settled
+from sordino_papers.introductions import INTRODUCTIONS
 from sordino_papers.sections import (
     as_csv,
+    cells_csv,
     claims_table,
     digits_table,
     grid,
+    headlines_table,
     is_long,
+    paper_claims_table,
     study_text,
     table_text,
 )
@@ -33,9 +37,14 @@ PARTS = {  # start of an id: title of its page
 }
 HEAD = """# The papers' tables, ours beside theirs
 
-Made by `sordino papers run ID` and `sordino papers page`; the raw results are in `benchmarks/papers/results`. This page
-says what became of every item of the five papers and which of their claims hold here; the tables, the figures and all
-verdicts of a paper are on its own page. `sordino papers run all --quick` computes one figure of each again.
+Which headlines of the five papers hold here. Ratio: noise to signal of an update, z sqrt(d) / S (batches: z sqrt(d) /
+b), the paper's / ours. Outside a factor of two of the paper's ratio a claim is "not tested here", never "no"; "-":
+nothing is noised. A verdict needs paired seeds and a 95% interval; "in part": some of its comparisons are decided.
+""".strip()
+AFTER = """
+Made by `sordino papers run ID` and `sordino papers page`; raw results: `benchmarks/papers/results`. The page of a paper
+has its idea, its recipe in code, its errata, and every claim. `sordino papers run all --quick` computes one figure of
+each again.
 """.strip()
 WORDS = """
 Accuracy in percent: mean and standard deviation over seeds, of the LAST round on the WHOLE test set.
@@ -45,9 +54,9 @@ round with the best accuracy on 10,000 validation images, which no epsilon pays 
 """.strip()
 CLAIMS = """
 "A beats B" is decided by the differences of paired seeds (same data split, start and noise stream) with a 95% interval
-of Student's t: yes if it is above 0, **no** if it is below, undecided otherwise. One number with nothing to pair is yes
-or **no** as it stands. "Chosen by" says which data chose the hyper-parameters of the two sides.
+of Student's t. Ratio: noise to signal, the paper's / ours; outside a factor of two the claim is not tested here.
 """.strip()
+OWN = 12  # claims of our own that a page shows
 DIGITS = """
 [All papers](../papers.md). With one thread per process the same code on the same instruction set gives the same model
 to the last bit: run twice, in other processes, with or without compiled kernels, whatever `OMP_NUM_THREADS` says. Two
@@ -62,34 +71,6 @@ two nets are no longer near each other (the sums of their weights are -192.4 and
 its processes to AVX2 (`ATEN_CPU_CAPABILITY`, `ONEDNN_MAX_CPU_ISA`; values set already stay), every result names
 its code and its instructions, and the cells of 000-small and 000-table5 were run anew.
 """.strip()
-MAIN = (  # claims of the front page, by how they begin; all others are on the pages of the papers
-    "000: Table 2: smoothing (sigma 1)",
-    "000: Table 2 reproduces",
-    "000: Table 2 by tight accounting: smoothing (sigma 1)",
-    "000: tight accounting alone",
-    "000: CNN by writer, z = 2.4: smoothing (sigma 1)",
-    "000: Table 3 scaled, poisson, z = 2:",
-    "000: Table 4 scaled, poisson, z = 1:",
-    "000: Figure 6 scaled, z = 4:",
-    "000: Figure 7 scaled, the AUC of the attack",
-    "001: digits, M = 25, epsilon 3: noisy minibatch SGD is below noisy Local SGD",
-    "001: digits, M = 25, epsilon 12: noisy minibatch SGD is below NON-private Local SGD",
-    "001: charges, N = 3, M = 3, epsilon 1: noisy minibatch SGD, momentum is below",
-    "002: loans, Figure 7",
-    "002: FEMNIST, smaller epsilon",
-    "002: Theorem 3",
-    "003: Dirichlet 0.6, ",
-    "003: Dirichlet 0.3, DP-FedSAM beats",
-    "003: iid, DP-FedSAM beats",
-    "003: T = 200, ",
-    "004: Table 2, smoothing (sigma 3)",
-    "004: MNIST CNN",
-    "004: CIFAR-10 CNN",
-    "beyond: cifar, mean of models, step 1.5 (",
-    "beyond: loans, mean of models, step 1.5 (",
-)
-
-
 # ---- the pages -------------------------------------------------------------------------------------------------------
 
 
@@ -100,21 +81,40 @@ def pages(results: Results, reproduced: list[Row] | None = None) -> dict[str, st
     for part, title in PARTS.items():
         pieces = _pieces(part, results)
         if pieces:
-            mine = claims[part]
-            verdicts = [f"## Claims, checked\n\n{CLAIMS}\n\n{claims_table(mine)}"] if mine else []
-            head = f"# {title}\n\n[All papers](../papers.md). {WORDS}"
-            found[f"papers/{part}.md"] = "\n\n".join([head, *verdicts, *pieces]) + "\n"
+            head = [f"# {title}", "[All papers](../papers.md)."]
+            head += [INTRODUCTIONS[part].text] if part in INTRODUCTIONS else []
+            text = [*head, *_verdicts(part, claims[part]), f"## Tables and studies\n\n{WORDS}", *pieces]
+            found[f"papers/{part}.md"] = "\n\n".join(text) + "\n"
     if again:
-        pieces = ["# The same digits again", DIGITS, _elsewhere(results), digits_table(again)]
-        found["papers/digits.md"] = "\n\n".join(piece for piece in pieces if piece) + "\n"
+        parts = ["# The same digits again", DIGITS, _elsewhere(results), digits_table(again)]
+        found["papers/digits.md"] = "\n\n".join(piece for piece in parts if piece) + "\n"
     return found
 
 
+def _verdicts(part: str, rows: list[Row]) -> list[str]:
+    """The paper's claims, each once; how many of our own hold. The slices of both are in a file."""
+    theirs, own = paper_claims.of_paper(part, rows)
+    if not rows:
+        return []
+    file = f"Every comparison, with its interval and who chose: [claims-{part}.csv](rows/claims-{part}.csv)."
+    said = [f"## The paper's claims, each once\n\n{CLAIMS}\n\n{paper_claims_table(theirs)}\n\n{file}"] if theirs else []
+    if theirs:
+        return [*said, f"## Claims of our own\n\n{_own(own)}"] if own else said
+    return [f"## Claims\n\n{claims_table(own)}\n\n{file}"]
+
+
+def _own(rows: list[Row]) -> str:
+    """Yes and no by count, with those that are decided in a list of at most twelve."""
+    count = Counter(row["verdict"] for row in rows)
+    counted = ", ".join(f"{count[one]} {one}" for one in ("yes", "no", "undecided") if count[one])
+    shown = [row for row in rows if row["verdict"] != "undecided"][:OWN]
+    return f"{counted} (the first {len(shown)} that are decided).\n\n{claims_table(shown)}" if shown else f"{counted}."
+
+
 def front(claims: dict[str, list[Row]], again: list[Row], beside: dict[str, str]) -> str:
-    """The front page: counts, coverage, the main claims, and how far digits come out again."""
-    main = [row for rows in claims.values() for row in rows if row["text"].startswith(MAIN)]
-    told = f"## The main claims, checked\n\n{CLAIMS}\n\n{claims_table(main)}"
-    return "\n\n".join([HEAD, _counts(claims), coverage.text(beside), told, _digits(again)]) + "\n"
+    """The front page: the headlines in one table, then counts, coverage, and how far digits come out again."""
+    table = headlines_table(paper_claims.headlines(claims))
+    return "\n\n".join([HEAD, table, AFTER, _counts(claims), coverage.text(beside), _digits(again)]) + "\n"
 
 
 def beside_coverage(results: Results) -> dict[str, str]:
@@ -133,11 +133,12 @@ def _counts(claims: dict[str, list[Row]]) -> str:
     rows = []
     for part, title in PARTS.items():
         items = Counter(item.status for item in coverage.COVERAGE.get(title, ()))
-        answers = Counter(row["verdict"] for row in claims[part])
+        theirs, own = paper_claims.of_paper(part, claims[part])
+        answers, ours = (Counter(row["verdict"] for row in rows_of) for rows_of in (theirs, own))
         became = ", ".join(f"{items[status]} {status}" for status in coverage.STATUSES if items[status]) or "-"
-        held = ", ".join(f"{answers[one]} {one}" for one in ("yes", "no", "undecided") if answers[one]) or "-"
-        rows.append((f"[{title}](papers/{part}.md)", became, held))
-    return "## In short\n\n" + grid(("page", "items of the paper", "claims that hold here"), rows)
+        held, mine = (", ".join(f"{n} {one}" for one, n in counted.most_common()) or "-" for counted in (answers, ours))
+        rows.append((f"[{title}](papers/{part}.md)", became, held, mine))
+    return "## In short\n\n" + grid(("page", "items of the paper", "its claims, each once", "our own claims"), rows)
 
 
 def _digits(again: list[Row]) -> str:
@@ -209,12 +210,20 @@ def write(results: Results, path: Path, reproduced: list[Row] | None = None) -> 
         file = path if name == "papers.md" else home / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
+    for part, rows in judged(results).items():
+        if rows:
+            _csv(rows, home / "papers" / "rows" / f"claims-{part}.csv")
+    for table in TABLES:
+        if (cells := cells_csv(table, results)) is not None:
+            (home / "papers" / "rows" / f"{table.id}.csv").write_text(cells, encoding="utf-8")
+        if table.draw is not None:
+            table.draw(results, home / "figures" / f"{table.id}.png")
     for study in [one for one in STUDIES if one.id in results]:
         study.draw(results[study.id]["rows"], home / "figures" / f"{study.id}.png")
         if is_long(results[study.id]):
-            _csv(results[study.id], home / "papers" / "rows" / f"{study.id}.csv")
+            _csv(results[study.id]["rows"], home / "papers" / "rows" / f"{study.id}.csv")
 
 
-def _csv(found: Row, file: Path) -> None:
+def _csv(rows: list[Row], file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(as_csv(found["rows"]), encoding="utf-8")
+    file.write_text(as_csv(rows), encoding="utf-8")

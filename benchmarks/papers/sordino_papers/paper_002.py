@@ -23,6 +23,7 @@ from sordino.rng import Seeded
 from sordino.task import Task
 from sordino_papers.choosing import judged
 from sordino_papers.grid import run_grid
+from sordino_papers.once import once
 from sordino_papers.studies import Row, gathered, side_by_side
 
 EPSILONS = (1.0, 3.0, 5.0, math.inf)
@@ -39,10 +40,10 @@ ORDER = 0  # the seed of the public order in which clients take turns
 
 
 @cache
-def loans() -> tuple[Task, Records]:
-    """8,000 loans in 1,000 silos by sorted interest rate, 11 parameters; 1,000 loans to choose on, 1,000 to report."""
+def loans(population: int = CLIENTS) -> tuple[Task, Records]:
+    """8,000 loans in silos by sorted interest rate, 11 parameters; 1,000 loans to choose on, 1,000 to report."""
     data = load("lending_club")
-    split = SortedTarget(CLIENTS).split(data.y, None, Seeded(0).at(0, "partition"))
+    split = SortedTarget(population).split(data.y, None, Seeded(0).at(0, "partition"))
     layer = nn.Linear(data.x.shape[1], 1)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -52,7 +53,7 @@ def loans() -> tuple[Task, Records]:
     return Task(layer, clients, test, "mse"), held
 
 
-def loans_plan(epsilon: float, total: int, steps: int, cohort: int) -> Plan:
+def loans_plan(epsilon: float, total: int, steps: int, cohort: int, population: int = CLIENTS) -> Plan:
     """T = total iterations in rounds of E = steps; Laplace noise for pure epsilon over all rounds a client is in.
 
     All clients in every round, or `cohort` of them in turns, in a public random order: silos are sorted by target,
@@ -60,7 +61,7 @@ def loans_plan(epsilon: float, total: int, steps: int, cohort: int) -> Plan:
     """
     plan = client_side_fed_avg(
         rounds=max(1, round(total / steps)),
-        population=CLIENTS,
+        population=population,
         cohort=cohort,
         lr=LR,
         steps=steps,
@@ -104,11 +105,11 @@ def settings(rule: str) -> list[tuple[int, int]]:
     return [(total, max(1, round(total ** RULES[rule]))) for total in TOTALS]
 
 
-def point(place: Row, epsilon: float, repeats: int) -> list[Row]:
+def point(place: Row, epsilon: float, repeats: int, population: int = CLIENTS) -> list[Row]:
     """Losses after T iterations, a row per seed; `place` says figure, cohort, rule, T and E."""
-    task, held = loans()
+    task, held = loans(population)
     assert task.test is not None
-    plan = loans_plan(epsilon, place["T"], place["E"], place["cohort"])
+    plan = loans_plan(epsilon, place["T"], place["E"], place["cohort"], population)
     w = run_grid([plan] * repeats, task, range(repeats))
     pairs = zip(losses(w, task.test), losses(w, held), strict=True)
     return [{**place, "epsilon": named(epsilon), "loss": loss, "validation": other} for loss, other in pairs]
@@ -148,3 +149,27 @@ def figure_loans(repeats: int, workers: int) -> list[Row]:
     """Loss along the iterations, against T, against E at T = 120, and against T under rules for E."""
     parts = side_by_side(part, jobs(repeats), workers)
     return assembled(parts, side_by_side(path, [(epsilon, max(1, repeats // 2)) for epsilon in EPSILONS], workers))
+
+
+# ---- the paper's number of clients: 500 of 5,000 ---------------------------------------------------------------------
+
+MANY, MANY_TURN, MANY_REPEATS = 5000, 500, 10
+
+
+def many_point(place: Row, epsilon: float, repeats: int) -> Row:
+    """`point` of 5,000 silos, as one row that can be kept."""
+    return {"rows": point(place, epsilon, repeated(epsilon, repeats), MANY)}
+
+
+def many_part(figure: str, rule: str, epsilon: float, cohort: int, repeats: int) -> list[Row]:
+    """Every point of one curve."""
+    places = [{"figure": figure, "cohort": cohort, "rule": rule, "T": total, "E": e} for total, e in settings(rule)]
+    return [row for place in places for row in once(many_point, place, epsilon, repeats)["rows"]]
+
+
+def figure_many(repeats: int, workers: int) -> list[Row]:
+    """Figures 3 and 5 (a tenth of the silos in each round) and 7 (all)."""
+    curves = [("3", "E = 1"), ("5", "T = 120")]
+    asked = [(figure, rule, epsilon, MANY_TURN, repeats) for figure, rule in curves for epsilon in EPSILONS]
+    asked += [("7", rule, 3.0, MANY, max(1, repeats // 2)) for rule in RULES]
+    return assembled(side_by_side(many_part, asked, workers), [])

@@ -31,6 +31,7 @@ EPSILONS = (50.0, 200.0, 800.0, math.inf)
 LOCAL_STEPS, TOTAL = (1, 2, 3, 4, 6, 12, 24), 120
 TOTALS, FIVE = (30, 60, 120, 240), 5  # Figure 4, and the local iterations of Figures 2 and 4
 CNN_EPSILONS, CNN_STEPS, CNN_TOTAL = (200.0, 800.0, math.inf), (1, 4, 12), 48
+PAPER_EPSILONS, PAPER_STEPS, PAPER_TOTAL = (10.0, 20.0, 30.0, math.inf), (1, 2, 5, 10, 25), 50  # of its Figure 6
 LR, ZETA = 1.0, 0.2
 SIDE, BRIGHT = 14, 5.0  # images are halved to 14 x 14, ink is BRIGHT
 
@@ -142,3 +143,9 @@ def figure_femnist(repeats: int, workers: int) -> list[Row]:
 def figure_cnn(repeats: int, workers: int) -> list[Row]:
     """Accuracy against E."""
     return assembled(side_by_side(part, cnn_jobs(repeats), workers))
+
+
+def figure_paper(repeats: int, workers: int) -> list[Row]:
+    """Accuracy against E at the paper's epsilons and T."""
+    asked = [("6", "mlp", e, PAPER_TOTAL, steps, repeats) for e in PAPER_EPSILONS for steps in PAPER_STEPS]
+    return assembled(side_by_side(part, asked, workers))

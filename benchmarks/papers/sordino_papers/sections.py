@@ -14,7 +14,7 @@ from sordino_papers.studies import Study
 
 Row = dict[str, Any]
 PER_SEED = ("values", "figures")  # of a row of a study: kept, judged and drawn, not shown
-LONG = 64  # rows of one shape that a page shows; more of them stand in a file beside it
+LONG = 5  # rows of one shape that a page shows; more of them stand in a file beside it
 ALONG = ("round", "epoch", "k")  # a row that has None here is the end of a curve
 COLUMNS = ("setting", "published", "ours", "spread", "claimed epsilon", "epsilon", "update norm (median)", "seeds", "s")
 
@@ -43,7 +43,18 @@ def table_text(table: Table, results: Results) -> str:
     protocol = any(middle(result, "protocol") is not None for result in found)
     columns = [*COLUMNS[:4], "paper's protocol", *COLUMNS[4:]] if protocol else list(COLUMNS)
     about = " ".join(text for text in (f"`sordino papers run {table.id}`.", table.about, _chosen(table.chosen)) if text)
-    return f"## {table.title}\n\n{about}\n\n{grid(columns, (_cell(result, protocol) for result in found))}"
+    if len(found) > LONG:
+        shown = f"All {len(found)} cells: [{table.id}.csv](rows/{table.id}.csv)."
+    else:
+        shown = grid(columns, (_cell(result, protocol) for result in found))
+    return f"### {table.title}\n\n{about}\n\n{shown}"
+
+
+def cells_csv(table: Table, results: Results) -> str | None:
+    """The cells of a table too long for a page."""
+    found = [results[cell.id] for cell in table.cells if cell.id in results]
+    names = ("id", "title", "published", "ours", "spread", "epsilon_claimed", "epsilon", "seeds")
+    return as_csv([{name: one.get(name) for name in names} for one in found]) if len(found) > LONG else None
 
 
 def _chosen(who: str) -> str:
@@ -75,11 +86,11 @@ def _number(value: float | None, digits: int) -> str:
 def study_text(study: Study, found: Row) -> str:
     """A study: its figure, and its rows as tables of one shape each; of a long one its ends, and a file of them all."""
     made = f"`sordino papers run {study.id}` ({_took(found)})."
-    head = f"## {study.title}\n\n" + " ".join(text for text in (made, study.about, _chosen(study.chosen)) if text)
-    drawn = f"[![{study.title}](../figures/{study.id}.png)](../figures/{study.id}.svg)"
+    head = f"### {study.title}\n\n" + " ".join(text for text in (made, study.about, _chosen(study.chosen)) if text)
+    head += f" [Figure](../figures/{study.id}.png)."
     tables = [_rows(keys, rows) for keys, rows in shapes(found["rows"]).items()]
     file = [f"All {len(found['rows'])} rows: [{study.id}.csv](rows/{study.id}.csv)."] if is_long(found) else []
-    return "\n\n".join([head, drawn, *(table for table in tables if table), *file])
+    return "\n\n".join([head, *(table for table in tables if table), *file])
 
 
 def _took(found: Row) -> str:
@@ -102,7 +113,8 @@ def is_long(found: Row) -> bool:
 
 def _rows(keys: tuple[str, ...], rows: list[Row]) -> str:
     if len(rows) > LONG:
-        rows = [row for row in rows if any(name in row and row[name] is None for name in ALONG)]
+        ends = [row for row in rows if any(name in row and row[name] is None for name in ALONG)]
+        rows = ends if len(ends) <= LONG else []
     shown = [key for key in keys if any(row[key] is not None for row in rows)]
     return grid(shown, ([entry(row[key], key) for key in shown] for row in rows)) if rows else ""
 
@@ -121,14 +133,32 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 
 def claims_table(rows: Iterable[Row]) -> str:
-    """Claims with their interval or figure, verdict, seeds, and who chose."""
-    head = ("claim", "difference with 95% interval, or figure", "holds here", "seeds", "chosen by")
-    return grid(head, map(_claim, rows))
+    """Claims with their interval or figure, verdict and seeds; who chose stands in the file beside the page."""
+    head = ("claim", "difference with 95% interval, or figure", "holds here", "seeds")
+    return grid(head, ([row["text"], row["measured"], _answer(row), entry(row["seeds"])] for row in rows))
 
 
-def _claim(row: Row) -> list[str]:
-    answer = "**no**" if row["verdict"] == "no" else row["verdict"]
-    return [row["text"], row["measured"], answer, entry(row["seeds"]), row["chosen"]]
+def _answer(row: Row) -> str:
+    return "**no**" if row["verdict"] == "no" else str(row["verdict"])
+
+
+def paper_claims_table(rows: Iterable[Row]) -> str:
+    """The claims of a paper, each once."""
+    head = ("claim", "paper", "ours", "ratio, paper / ours", "holds here", "seeds", "cause if not")
+    return grid(head, (
+        [row["text"], row["published"], row["measured"], row["regime"], _answer(row), entry(row["seeds"]),
+         (row["cause"] if row["verdict"] != "yes" else "") or "-"]
+        for row in rows
+    ))  # fmt: skip
+
+
+def headlines_table(rows: Iterable[Row]) -> str:
+    """The table that is read in a minute."""
+    head = ("headline", "the paper's number", "ours", "same regime? (ratio, paper / ours)", "verdict", "cause if not")
+    return grid(head, (
+        [row["title"], row["published"], row["measured"], row["same"], f"**{row['verdict']}**", row["cause"] or "-"]
+        for row in rows
+    ))  # fmt: skip
 
 
 def digits_table(rows: Iterable[Row]) -> str:

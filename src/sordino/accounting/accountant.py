@@ -211,8 +211,7 @@ def _composition(order: tuple[tuple[Pair, int], ...], step: float, tail: float) 
 def _curve(composed: Composed, epsilons: Array) -> Array:
     """Return delta at each epsilon >= 0, of the worse order of neighbours.
 
-    Where the fine grid is too large for some epsilons, the minimum of fine and coarse grid is returned: both are
-    bounds.
+    If the fine grid is too large for some epsilons, the smaller of the fine and the coarse bound is returned.
     """
     if all(len(order) == 1 and order[0][1] == 1 for order in composed):
         return np.asarray(np.maximum.reduce([pld.single_deltas(order[0][0], epsilons) for order in composed]))

@@ -229,7 +229,7 @@ def calibrate_silos(plan: Plan, budgets: Sequence[Budget]) -> Plan:
     """Return the plan with a noise multiplier for every silo, so that each spends at most its own budget."""
     if len(budgets) != plan.clients.population:
         found = f"{len(budgets)} budgets for {plan.clients.population} silos"
-        raise PlanError("calibration", found, "one budget per silo")
+        raise PlanError("calibration", found, "one budget per silo", "give as many budgets as silos")
     solved: dict[tuple[int, Budget], float] = {}
 
     def solve(silo: int, budget: Budget) -> float:

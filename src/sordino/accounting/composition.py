@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrc
 
-from sordino.accounting.bounds import AlreadyPrivate, Unit
+from sordino.accounting.bounds import AlreadyPrivate, Protected
 from sordino.accounting.events import Approximate, Event, Relation, Tuned, Unprotected
 from sordino.accounting.renyi import Trials
 from sordino.accounting.sensitivity import Patterns
@@ -124,7 +124,7 @@ class Cost:
     largest epsilon counts.
     """
 
-    unit: Unit
+    unit: Protected
     lines: tuple[Line, ...]
 
     def of(self, adversary: Adversary) -> tuple[Line, ...]:
@@ -347,7 +347,7 @@ def binomial_within(allowed: NDArray[np.int64], rounds: int, rate: float) -> NDA
 # ---- before the first round, and the best of many trials -------------------------------------------------------------
 
 
-def has_curator(unit: Unit, release: Release) -> bool:
+def has_curator(unit: Protected, release: Release) -> bool:
     """Return whether a trusted curator adds noise to the sum of messages; otherwise every client adds its own noise."""
     return unit == "client" and not release.message_event().protects
 

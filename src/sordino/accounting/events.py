@@ -359,7 +359,7 @@ class Tuned(Event, kind="tuned"):
     def __post_init__(self) -> None:
         if self.count < 1 or self.event.only_renyi:
             found = f"a trial that costs {self.count} times {self.event.kind!r}"
-            raise ConfigError(found, "a count of at least 1 of an untuned event")
+            raise ConfigError(found, "a count of at least 1, and an event that is not itself `Tuned`")
 
     @property
     def protects(self) -> bool:  # type: ignore[override]

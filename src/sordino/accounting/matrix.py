@@ -303,7 +303,7 @@ class DriftSearch:
     def _slopes(self, made: Floats, r: Floats, adjoint: Floats, by: Floats) -> Floats:
         """Return the gradient of the error in the coefficients c_j (i = 0) and d_j (i = 1) of the strategy.
 
-        sum_s x_s^i (by_s P_{s+j,s} - sum_u L_{s+j,u} R_{s,u}),   P the matrix `made`, R = `r`, L the `adjoint`.
+        sum_s x_s^i (by_s P_{s+j,s} - sum_u L_{s+j,u} R_{s,u}),   x_s = sqrt(s / T), P = `made`, R = `r`, L = `adjoint`.
         """
         rounds = self.goal.rounds
         size, pace = 2 * rounds, drift_shares(rounds, rounds)

@@ -276,17 +276,21 @@ def chance(found: Guesses, epsilon: float, delta: float) -> float:
 
 
 def least_epsilon(found: Guesses, delta: float, alpha: float) -> float:
-    """Return the largest epsilon under which this many right guesses have probability at most alpha."""
+    """Return a lower bound on epsilon: the largest one at which this many right guesses have probability <= alpha."""
     return _largest(lambda epsilon: chance(found, epsilon, delta) <= alpha, 50.0)
 
 
 def least_mu(found: Guesses, alpha: float) -> float:
-    """Return the largest mu under which mu-GDP leaves this many right guesses a probability of at most alpha."""
+    """Return a lower bound on mu: the largest one at which mu-GDP gives this many right guesses probability <=
+    alpha.
+    """
     return _largest(lambda mu: rejects(gaussian_inverse(mu), found, alpha), 20.0)
 
 
 def rejects(inverse: Inverse, found: Guesses, alpha: float) -> bool:
-    """Return whether a trade-off curve leaves this many right guesses a probability of at most alpha."""
+    """Return whether the attack refutes a trade-off curve: whether this many right guesses have probability <= alpha
+    under it.
+    """
     m, made, right = found.canaries, found.made, found.right
     if not right or right == made:
         right = min(right, made - 1)  # the recursion needs one of each kind; fewer right ones prove less

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from sordino.plan import Plan
 
 RECEIPTS = "the charges that a silo reports are those in its own ledger"
-FOLLOWS = "the server follows the secure aggregation protocol: it forwards the silos' public keys unchanged"
+FOLLOWS = (
+    "the server follows the secure aggregation protocol: it sends all silos the same list of those that have sent a "
+    "message, and forwards their public keys unchanged where [federation] pins no keys that sign them"
+)
 BEGAN = "the module was passed from Python: its initial weights, and the data they were trained on, are taken as public"
 BEGAN_FROM = (
     "the module was passed from Python: the data that its initial weights were trained on are taken as public, except "
@@ -57,7 +60,8 @@ def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Fact
     provided = [f"the engine provides {need}" for need in sorted(release.needs)]
     if reads is not None:
         words = SILO if facts.loop is None else LOOP  # a loop has one data set, and no silo
-        said = [words["row"], f"{words['public']} {_declared(facts.public)}"]
+        row = PERSON.format(facts.person) if facts.person else words["row"]
+        said = [row, f"{words['public']} {_declared(facts.public)}"]
         if reads.relation == "add_remove":
             said.append(words["rates"])
         if not reads.disjoint and reads.amplify(GaussianNoise(1.0), 0) != GaussianNoise(1.0):
@@ -184,8 +188,17 @@ OPEN = "nobody adds noise: whoever receives a model or a message may learn every
 SUBJECTS = {
     "client": "a client: the person, device or organisation whose data are one entry of the population",
     "record": "a record: the person or event that one row of one silo stands for",
+    "person": "a person: whoever the column of persons names in one silo",
 }
-UNITS = {"client": "user level: all data of one client", "record": "event level: one record of one silo"}
+UNITS = {
+    "client": "user level: all data of one client",
+    "record": "event level: one record of one silo",
+    "person": "user level: all rows of one person in one silo",
+}
+PERSON = (
+    "all rows of one person in a silo are one record, of which at most {} are read, the first in the file: the column "
+    "of persons calls one person by one name in all rows, and whoever is in two silos is protected in each by itself"
+)
 IN_A_LOOP = {  # one data set, whose owner trains on it
     "data_subject": "a record: the person or event that one row of the data set stands for",
     "data_curator": "whoever runs the loop: trusted with the data, with the sampling randomness, and to add the noise",
@@ -216,7 +229,7 @@ def trust_model(plan: Plan) -> str:
 
 def statement(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> dict[str, Any]:
     """Return the answers to the questions of NIST SP 800-226, one entry each."""
-    model, unit, tuned = trust_model(plan), plan.unit, facts.selection is not None
+    model, unit, tuned = trust_model(plan), cost.unit, facts.selection is not None
     holder = "client" if unit == "client" else "silo"
     curator = OPEN if plan.release.kind == "no_noise" else MODELS[model].format(holder=holder)
     before = len(plan.prepare) * counts.prepared

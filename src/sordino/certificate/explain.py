@@ -15,11 +15,20 @@ CHANGE = {
     "replace_one": "replacing {all} by any other data",
     "zero_out": "one {unit} taking part with its data or with an empty message",
 }
-PROTECTED = {"client": "everything that one client", "record": "what any single record of a silo"}
+PROTECTED = {
+    "client": "everything that one client",
+    "record": "what any single record of a silo",
+    "person": "everything that one person, by all rows of one silo,",
+}
 NOTHING = "Nothing is protected: no adversary is promised anything."
 REPLAYED = " {} {} charged again, but every silo sent its stored message again: no new release."
 SO_FAR = " The steps taken so far cost epsilon {}, if the decision to stop did not depend on the training data."
-ALL = {"client": "all the data of one client", "record": "one record of one silo", "loop": "one record"}
+ALL = {
+    "client": "all the data of one client",
+    "record": "one record of one silo",
+    "person": "all rows of one person in one silo",
+    "loop": "one record",
+}
 WHO: dict[Adversary, str] = {
     "models": "Someone who sees every model that was released, and nothing else",
     "cohort": "Someone who also sees which clients took part in which round",

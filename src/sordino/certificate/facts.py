@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sordino import codec
 from sordino.accounting import accountant
-from sordino.accounting.bounds import AlreadyPrivate, Unit
+from sordino.accounting.bounds import AlreadyPrivate, Protected
 from sordino.accounting.composition import ADVERSARIES, Cost, Participation, Selection, cost_of_best
 from sordino.accounting.events import Event, Relation
 from sordino.accounting.rounding import upto, upward
@@ -87,7 +87,7 @@ class EarlierRun:
     """Earlier run whose weights another run started from; `kinds` are its privacy events, for each kind of silo."""
 
     run: str  # its id; "plan ..." where only the weights' file is known, which names the plan
-    unit: Unit
+    unit: Protected
     relation: Relation
     delta: float
     kinds: tuple[tuple[Item, ...], ...]
@@ -150,6 +150,7 @@ class Facts:
     earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
     in_memory: bool = False  # no charge was on disk before its noise was drawn
     own_code: OwnCode | None = None  # of model and loss; None: not examined, as where no round has run
+    person: int = 0  # the most rows of one person, where all rows of one person are one record
 
     @property
     def released(self) -> int:
@@ -196,8 +197,12 @@ def _rounds(plan: Plan, facts: Facts) -> Participation:
 
 
 def run_cost(plan: Plan, facts: Facts) -> Cost:
-    """Return the cost of a run, including the private selection if the run is the best of several trials."""
-    return cost_of_best(plan.cost(participation(plan, facts)), facts.selection)
+    """Return the cost of a run, including the private selection if the run is the best of several trials.
+
+    Where all rows of a person are one record, clipped together, the cost of one record is the cost of one person.
+    """
+    cost = cost_of_best(plan.cost(participation(plan, facts)), facts.selection)
+    return replace(cost, unit="person") if facts.person else cost
 
 
 def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> None:
@@ -258,7 +263,7 @@ class Together:
     epsilon: float | None  # None: nothing could be composed; inf: nothing is guaranteed
     delta: float
     relation: Relation
-    unit: Unit
+    unit: Protected
 
     @classmethod
     def of(cls, cost: Cost, delta: float, runs: tuple[EarlierRun, ...]) -> Together:

@@ -1,4 +1,4 @@
-"""Commands for operators: `sordino ledger`, `federation new`, `silo serve` and `doctor`; `ledger` loads no torch."""
+"""Commands for operators: `sordino ledger`, `federation`, `silo serve` and `doctor`; `ledger` loads no torch."""
 
 from __future__ import annotations
 
@@ -154,17 +154,74 @@ def _entry_text(entry: Entry) -> str:
 
 @federation.command()
 def new(
-    folder: Annotated[Path, typer.Argument(help="A new folder: the Flower app, and a folder for every silo.")],
+    folder: Annotated[Path, typer.Argument(help="A new folder: one for the server, and one for every silo.")],
     file: Annotated[Path, typer.Option("--from", help="A TOML file with a [federation] that names the silos.")],
     own: Own = None, as_json: JsonFlag = False,
 ) -> None:  # fmt: skip
-    """Write a Flower app for the server, and for every silo a policy, a key script and service units."""
+    """Write the server's folder, and for every silo a policy, a key script and service units."""
     load_own_parts(own)
     from sordino.federation.new_federation import new_federation
 
     names = new_federation(folder, file)
-    steps = f"{folder}: flwr run {folder}; {folder}/silos/{{{', '.join(names)}}}: one for each silo (docs/deploy.md)"
+    steps = f"{folder}/server; {folder}/silos/{{{', '.join(names)}}}: one for each silo (docs/deploy.md)"
     output(as_json, {"folder": str(folder), "silos": names}, steps)
+
+
+@federation.command()
+def pin(
+    file: Annotated[Path, typer.Argument(help="The federation's file, of the server or of a silo.")],
+    public: Annotated[list[Path] | None, typer.Argument(help="NAME.pub of silos; none: only print.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Pin silos' public keys in a federation's file, and print the fingerprints of all that are pinned.
+
+    In the server's folder, where the SuperLink runs, the keys are registered there too: it admits the silos' nodes.
+    """
+    from sordino.config import load_config
+    from sordino.federation.app import Server
+    from sordino.federation.keys import pin
+
+    found = pin(file, public or [])
+    if public and (file.parent / "link.secret").exists():
+        Server(file.parent).register(load_config(file))
+    output(as_json, found, "\n".join(f"{name:<16} {text}" for name, text in found.items()) or "no key is pinned")
+
+
+@federation.command()
+def gate(
+    folder: Annotated[Path, typer.Argument(help="The server's folder: fed.toml, ca.crt, server.crt, server.key.")],
+    host: Annotated[str, typer.Option(help="Address on which silos reach this machine.")] = "0.0.0.0",
+    port: Annotated[int | None, typer.Option(help="Default: port of [federation].")] = None,
+    link: Annotated[str, typer.Option(help="Where the SuperLink listens. Default: 127.0.0.1, the next port.")] = "",
+) -> None:
+    """Pass what silos' nodes send to the SuperLink on this machine, and nothing else, until stopped."""
+    from sordino.config import load_config
+    from sordino.federation.app import silos_of
+    from sordino.federation.gate import serve_gate
+
+    if port is None:
+        config = load_config(folder / "fed.toml")
+        assert silos_of(config)
+        assert config.federation is not None
+        port = config.federation.port
+    serve_gate(folder, host, port, link or f"127.0.0.1:{port + 1}")
+
+
+@federation.command("run")
+def federation_run(
+    folder: Annotated[Path, typer.Argument(help="The server's folder: fed.toml, ca.crt, link.secret.")],
+    out: Annotated[Path, typer.Option(help="The run's folder.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that stopped.")] = False,
+    link: Annotated[str, typer.Option(help="Where the SuperLink listens. Default: 127.0.0.1, the next port.")] = "",
+    own: Own = None, as_json: JsonFlag = False,
+) -> None:  # fmt: skip
+    """Train with the silos of fed.toml, through the SuperLink on this machine, to a certificate."""
+    load_own_parts(own)
+    from sordino.federation.app import Server
+
+    show = (lambda line: None) if as_json else (lambda line: print(line, flush=True))
+    done = Server(folder, link).run(out, resume=resume, show=show)
+    output(as_json, {"out": str(done.path), "certificate": done.certificate}, f"{done.path}/certificate.json")
 
 
 @silo.command()
@@ -172,13 +229,14 @@ def serve(
     folder: Annotated[Path, typer.Argument(help="The silo's folder: silo.toml, fed.toml, policy.toml, ledger.db.")],
     node: Annotated[str | None, typer.Option(help="Where the node's Runtime API is; silo.toml says it too.")] = None,
     secret: Annotated[Path | None, typer.Option(help="The node's --superexec-auth-secret-file.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The node's private key; silo.toml says it too.")] = None,
     own: Own = None, as_json: JsonFlag = False,
 ) -> None:  # fmt: skip
     """Answer the jobs that arrive at this silo's Flower node, within the silo's policy and budget, until stopped."""
     load_own_parts(own)
     from sordino.federation.silo_service import serve_silo
 
-    serve_silo(folder, node, secret, as_json)
+    serve_silo(folder, node, secret, key, as_json)
 
 
 EXTRAS = {

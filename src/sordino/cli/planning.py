@@ -204,15 +204,19 @@ def epsilon_of(
             local = noise.event()
         else:
             found = "neither --epsilon0 nor --noise-multiplier"
-            raise ConfigError(found, "the privacy of one message before the shuffler")
+            raise ConfigError(
+                found, "the privacy of one message before the shuffler", "add --epsilon0 or --noise-multiplier"
+            )
         lines = [Line("models", "replace_one", ((Shuffled(population, local), rounds),))]
     elif noise is None:
-        raise ConfigError("no --noise-multiplier", "a noise multiplier: noise scale / clip norm")
+        raise ConfigError("no --noise-multiplier", "the ratio noise scale / clip norm", "add --noise-multiplier 1.0")
     else:
         if sampler == "full":
             clients: samplers.Sampler = samplers.Everyone(population)
         elif cohort is None:
-            raise ConfigError("no --cohort", "the number of clients in a round (for poisson: on average)")
+            raise ConfigError(
+                "no --cohort", "the number of clients in a round (for poisson: on average)", "add --cohort"
+            )
         elif sampler == "poisson":
             clients = samplers.Poisson(population, cohort / population, cap)
         elif not float(cohort).is_integer():

@@ -1,4 +1,4 @@
-"""Commands on finished runs: `sordino certify`, `explain`, `model-card`, `compare`, `report`, `audit`, and `papers`."""
+"""Commands on finished runs: certify, explain, predict, model-card, compare, report, audit; and `sordino papers`."""
 
 from __future__ import annotations
 
@@ -113,6 +113,33 @@ def certified_with_plan(target: Path) -> tuple[dict[str, Any], Plan, Facts]:
     folder = RunFolder.open(target)
     made, held = folder.certify(), folder.contents()
     return made, held.config.plan, folder.facts(held)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="The folder of a run on a table, or the model that a silo received.")],
+    rows: Annotated[Path, typer.Argument(help="A .csv or .parquet of raw rows; the target may be missing.")],
+    out: Annotated[Path, typer.Option(help="The scores, a .csv; an existing file is replaced.")],
+    keep: Annotated[list[str] | None, typer.Option(help="A column to copy into the scores; may be repeated.")] = None,
+    delimiter: Annotated[str | None, typer.Option(help="Between the columns of the rows' file.")] = None,
+    decimal: Annotated[str | None, typer.Option(help="Of its numbers: . or ,")] = None,
+    encoding: Annotated[str | None, typer.Option(help="Of its text: utf-8, latin-1, ...")] = None,
+    dates: Annotated[str | None, typer.Option(help="How it writes dates: %d.%m.%Y")] = None,
+    na: Annotated[list[str] | None, typer.Option(help="A word of a missing value; may be repeated.")] = None,
+    own: Own = None, as_json: JsonFlag = False,
+) -> None:  # fmt: skip
+    """Score raw rows with a certified model: prediction and probabilities for every row, in the order of the file."""
+    load_own_parts(own)
+    from dataclasses import replace
+
+    from sordino.runs import bundle
+
+    given = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "dates": dates}
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    changes |= {} if na is None else {"na": tuple(na)}
+    written = replace(bundle.Bundle.read(model).csv, **changes)
+    count = bundle.predict(model, rows, out, written, tuple(keep or ()))
+    output(as_json, {"rows": count, "scores": str(out)}, f"{count} rows scored: {out}")
 
 
 @app.command("model-card")

@@ -39,7 +39,7 @@ def tune_config(
     silos = own_budgets(config)
     if silos and epsilons:
         both = "--epsilon together with a budget for every silo"
-        raise ConfigError(both, "one of them", "drop --epsilon: every silo keeps its budget")
+        raise ConfigError(both, "either --epsilon or budgets", "drop --epsilon: every silo keeps its budget")
     wanted = epsilons
     if not wanted:
         spent = headline(config.plan.cost().of("models"), config.delta, config.deltas)["epsilon"]

@@ -32,7 +32,9 @@ def returns(check: Check) -> Callable[[Method], Method]:
 
 
 def wrap(cls: type, origin: Callable[[], str]) -> None:
-    """Wrap the family methods and properties that a third-party class defines; `origin` names the class in errors."""
+    """Wrap the methods and properties of a third-party part, to check results and to name the part (`origin`) in
+    errors.
+    """
     for name, member in list(vars(cls).items()):
         method = member.fget if isinstance(member, property) else member
         # The inherited definition of a method, preferably one with a check of its result; else None

@@ -24,7 +24,7 @@ def read(file: Path) -> bytes:
     except FileNotFoundError:
         raise CertificateError(file.name, f"{file.name} is missing in {file.parent}") from None
     except OSError as error:
-        raise StorageError(f"{file}, which cannot be read ({error.strerror})", "a file") from None
+        raise StorageError(f"{file}, which cannot be read ({error.strerror})", "a readable file") from None
 
 
 def write(file: Path, data: bytes, mode: int = PUBLIC) -> None:

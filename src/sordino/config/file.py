@@ -58,7 +58,11 @@ class Config:
             fix = f"add {lacks} = ..."
             raise ConfigError(f"{found} without {lacks} in [privacy]", "ledger and dataset together", fix)
         if privacy.selected is not None and privacy.limited:
-            raise ConfigError("both `selected` and a budget in [privacy]", "private trials that no budget ends early")
+            raise ConfigError(
+                "both `selected` and a budget in [privacy]",
+                "private trials that no budget ends early",
+                "drop the budget",
+            )
         for name, number in (("seed", run.seed), ("draw_seed", run.draw_seed or 0)):
             if not -(2**63) <= number < 2**63:
                 raise ConfigError(f"{name} = {number}", "a whole number of at most 64 bits")
@@ -135,7 +139,9 @@ class Config:
     @property
     def facts(self) -> dict[str, Any]:
         """Entries of a certificate that come from this file, beside the plan, delta and noise."""
-        known = {"deltas": self.deltas, "names": self.task.silos, "filtered": self.privacy.limited}
+        known: dict[str, Any] = {"deltas": self.deltas, "names": self.task.silos, "filtered": self.privacy.limited}
+        person = self.task.person if "person" in self.task.options else None
+        known |= {} if person is None else {"person": person.rows}
         given = {"given": self.task.model.certificate_entry} if isinstance(self.task.model, InMemoryModel) else {}
         return {**known, **given, "foreign": self.foreign, "selection": self.privacy.selected}
 

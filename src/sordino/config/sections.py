@@ -125,9 +125,15 @@ class TaskSpec:
     def _groups(self, data: Dataset, cut: Partitioner) -> Ints:
         """Return the natural client of every record, counted in the order of `silos`."""
         if data.groups is None:
-            raise ConfigError("names of silos for data without natural silos", "values in a list, without names")
+            raise ConfigError(
+                "names of silos for data without natural silos", "values in a list, without names", "drop the names"
+            )
         if not isinstance(cut, Natural) or cut.clients is not None or not data.names:
-            raise ConfigError("names of silos with a partition that has none", "all natural silos, or no names")
+            raise ConfigError(
+                "names of silos with a partition that has none",
+                "a partition by natural silos, or no names",
+                "drop the partition or the names",
+            )
         check_names(list(self.silos), list(data.names), "[task] silos", "the data")
         place = np.array([self.silos.index(name) for name in data.names])
         return np.asarray(place[np.unique(data.groups, return_inverse=True)[1]], dtype=np.int64)
@@ -213,6 +219,8 @@ class FederationSpec:
     seconds long. The server has no records: `inputs` and `classes` say what the model reads and tells apart (0: a
     number; default: 2), unless [task.options] declares the columns of a table. `test` names a file of public rows, if
     there is one: an .npz with x and y, or a table. `simulated`: all silos' rows are those of [task], on this machine.
+    `keys` pins every silo's public node key (an OpenSSH line, ECDSA): answers, and members of a secure sum, signed by
+    another key are refused.
     """
 
     silos: tuple[str, ...]
@@ -224,6 +232,7 @@ class FederationSpec:
     timeout: float = 60.0
     tries: int = 3
     port: int = 8000
+    keys: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         wrong = next((name for name in self.silos if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name)), None)
@@ -237,6 +246,12 @@ class FederationSpec:
         if self.quorum is not None and not 1 <= self.quorum <= len(self.silos):
             found = f"[federation] quorum = {self.quorum} of {len(self.silos)} silos"
             raise ConfigError(found, "a quorum from 1 to the number of silos")
+        for name, key in self.keys.items():
+            if name not in self.silos or not re.fullmatch(r"ecdsa-sha2-nistp(256|384|521) [A-Za-z0-9+/]+=*", str(key)):
+                found = f"[federation] keys.{name} = {str(key)[:40]!r}"
+                raise ConfigError(found, "a silo's name, and its node.pub in one line without a comment")
+        if len(set(self.keys.values())) != len(self.keys):
+            raise ConfigError("[federation] keys with one key for two silos", "a key of its own for every silo")
 
 
 LEAST = 2  # rows of a part

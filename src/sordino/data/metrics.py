@@ -215,7 +215,7 @@ class AveragePrecision(Metric, kind="average_precision"):
 
 @dataclass(frozen=True)
 class BalancedAccuracy(Metric, kind="balanced_accuracy"):
-    """Mean recall over classes; always reported for classes."""
+    """Balanced accuracy, the mean recall over classes; always reported for class labels."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
         true, predicted = seen.pairs

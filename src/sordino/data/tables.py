@@ -629,6 +629,11 @@ def _check_columns(names: list[str], path: Path, header: tuple[str, ...]) -> Non
         raise ConfigError(f"no column {missing!r} in {path}", f"one of {listed}", close if "mean" in close else "")
 
 
+def check_columns(encoding: Encoding, rows: TextTable, others: tuple[str, ...] = ()) -> None:
+    """Refuse a table without a column that the encoding reads or one of `others`; the target may be missing."""
+    _check_columns([*_needed(encoding), *others], rows.path, rows.header)
+
+
 class TablePreview(NamedTuple):
     """Facts about a table that are known before a row is read: silo names, one per file, and notes for the user."""
 

@@ -178,7 +178,9 @@ def _kind_of_loss(model: nn.Module, private: dict[str, Any]) -> Any:
         return private.get("loss", "tokens")
     if name.endswith(("ForSequenceClassification", "ForImageClassification")):
         return "cross_entropy"
-    raise ConfigError(f"{name}, whose loss is not known", "the loss of a record", f'"tokens", or {_LOSS}')
+    raise ConfigError(
+        f"{name}, whose loss is not known", "a loss per record", f'set private["loss"] to "tokens", or {_LOSS}'
+    )
 
 
 def _check_arguments(args: TrainingArguments) -> None:

@@ -306,7 +306,9 @@ def attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return softmax(q k^T / sqrt(d)) v per head, with q, k, v and the output linear, and the attention weights."""
+    """Run multi-head attention softmax(q k^T / sqrt(d)) v, whose q, k, v and output projections are recorded linear
+    maps.
+    """
     if is_causal and attn_mask is None:
         raise RuntimeError("Need attn_mask if specifying the is_causal hint.")  # as torch says
     if module.bias_k is not None or module.add_zero_attn or query.dim() != 3:

@@ -81,7 +81,9 @@ class GraphPass:
 
 
 def by_layers(traced: Traced, model: nn.Module) -> GraphPass:
-    """Return a pass that runs layers by their rules and other parameters by vmap, or raise `UnrecordableError`."""
+    """Return the graph's forward pass with per-record gradients by layer rules, and by vmap for other parameters.
+
+    Raise `UnrecordableError` if these do not apply."""
     every = sites(model)
     found, owners = [site for site in every if not site.by_vmap], [site.module for site in every if site.by_vmap]
     for site in found:
@@ -96,7 +98,9 @@ def by_layers(traced: Traced, model: nn.Module) -> GraphPass:
 
 
 def record_by_record(graph: Captured, model: nn.Module, args: Any, kwargs: Any, records: Sequence[bool]) -> GraphPass:
-    """Return a pass that runs the whole graph for each record separately, so that no operation reads two records."""
+    """Return a forward pass that runs the whole graph for each record separately, so that no operation reads two
+    records.
+    """
     leaves, form = flat(args, kwargs)
 
     def layer(part: Part, *inputs: Tensor) -> list[Tensor]:  # a model that is one layer of torch.nn
@@ -350,7 +354,9 @@ class ModelGraphs:
                 held["forward"] = recorded
 
     def _arrange(self, traced: Traced, args: Any, kwargs: Any, records: Sequence[bool]) -> GraphPass:
-        """Return the fastest pass in which each synthetic record's gradient is nonzero only in that record's slices."""
+        """Return the fastest forward pass in which each synthetic record's gradient is nonzero only in that record's
+        slices.
+        """
         inputs, form = flat(args, kwargs)
         sample = tree_unflatten(synthetic_batch(inputs, records, RECORDS), form)
         self._refuse_writes(traced.graph, *sample)
@@ -383,7 +389,9 @@ class ModelGraphs:
                 raise PlanError("state", found, needed, "remove it, or freeze it in eval mode")
 
     def _check_slices(self, found: GraphPass, args: Any, kwargs: Any) -> None:
-        """Refuse a pass where one synthetic record's gradient reaches others' slices, or a parameter directly."""
+        """Refuse a forward pass in which one synthetic record's gradient reaches other records' slices, or a
+        parameter directly.
+        """
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         tape = Tape(parameters[0].device if parameters else None)
         tape.batch = RECORDS

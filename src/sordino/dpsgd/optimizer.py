@@ -374,5 +374,7 @@ def _loop(found: str, needed: str, fix: str = "") -> PlanError:
 
 def _layout(named: dict[str, nn.Parameter]) -> Layout:
     if not named:
-        raise ConfigError("an optimizer without a trainable parameter of the model", "at least one such parameter")
+        raise ConfigError(
+            "an optimizer without a trainable parameter of the model", "at least one parameter with requires_grad"
+        )
     return Layout.of_shapes((name, parameter.shape, True) for name, parameter in named.items())

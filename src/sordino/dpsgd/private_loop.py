@@ -102,7 +102,7 @@ def make_private(
     if own_code not in ("trusted", None):
         raise ConfigError(f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for your code')
     if loss is not None and reduction != "mean":
-        raise ConfigError(f"loss and reduction = {reduction!r}", "only one of the two: optimizer.loss is always a mean")
+        raise ConfigError(f"loss and reduction = {reduction!r}", "no reduction: optimizer.loss is a mean", "drop it")
     if max_physical_batch_size is not None and max_physical_batch_size < 1:
         raise ConfigError(f"max_physical_batch_size = {max_physical_batch_size}", "a whole number of at least 1")
     _refuse_prepared(model, optimizer, loader)
@@ -267,9 +267,13 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer, shards: Shards) -> 
     known = set(model.parameters())
     held = [shards.of(p) for group in optimizer.param_groups for p in group["params"]]
     if any(p not in known for p in held):
-        raise ConfigError("an optimizer that holds a parameter of another module", "parameters of the model alone")
+        raise ConfigError(
+            "an optimizer that holds a parameter of another module",
+            "only parameters of the model",
+            "pass model.parameters()",
+        )
     if not any(p.requires_grad for p in held):
-        raise ConfigError("an optimizer without a trainable parameter of the model", "at least one")
+        raise ConfigError("an optimizer without a trainable parameter of the model", "optimizer(model.parameters())")
     check_devices({p.device for p in model.parameters()})
 
 

@@ -5,9 +5,9 @@
 The rows of a batch are drawn once for all ranks. A record's gradient is computed whole on one rank, so clipping needs
 no exchange. Noise is added to the sum of all ranks, from one stream that all of them open: its key is a hash of the
 seed in simulation; for release rank 0 takes a new key from the operating system for each stream, and broadcasts it. So
-all ranks hold the same weights, and the release, its event and its cost are those of one process. Of a model that
-`fully_shard` has cut, the optimizer keeps each rank's part of parameters and state. Between ranks go tensors and JSON;
-nothing is unpickled. Called by `private_loop`, `loader`, `account` and `optimizer`.
+all ranks hold the same weights, and the release, its event and its cost are those of one process. For a model sharded
+by `fully_shard`, the optimizer keeps each rank's part of parameters and state. Ranks exchange tensors and JSON, and
+unpickle nothing. Called by `private_loop`, `loader`, `account` and `optimizer`.
 """
 
 from __future__ import annotations

@@ -71,7 +71,9 @@ def sites(model: nn.Module, whole: bool = False) -> list[Site]:
 
 
 def run_by_rules(tape: Tape, found: Sequence[Site]) -> AbstractContextManager[None]:
-    """Context in which each site's forward is replaced by its rule; under no_grad the site's own forward runs."""
+    """Context in which the forward of each found module is replaced by its per-record gradient rule, except under
+    no_grad.
+    """
     return replaced_forwards([(site.module, _recorded(tape, site)) for site in found])
 
 

@@ -86,7 +86,12 @@ def check_layers(model: nn.Module) -> None:
             raise PlanError("records", found, "no such layer where the unit of privacy is one record", "use GroupNorm")
     buffers = [slot.name for slot in Layout.of(model).slots if not slot.trainable]
     if buffers:
-        raise PlanError("records", f"a buffer {buffers[0]!r} that would be trained", "a model without float buffers")
+        raise PlanError(
+            "records",
+            f"a buffer {buffers[0]!r} that would be trained",
+            "a model without float buffers",
+            "register it as a parameter or with persistent=False",
+        )
 
 
 def _check_trusted_code(task: Task) -> None:

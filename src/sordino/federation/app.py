@@ -1,39 +1,48 @@
-"""ServerApp and ClientApp of the Flower app that `sordino federation new` writes; the ClientApp refuses to run."""
+"""The server's process, `sordino federation run DIR`: the plan's loop, over the SuperLink on the same machine."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sordino.config import Config, load_config
+from sordino.config import Config, FederationSpec, load_config
 from sordino.data.files import PARQUET, CsvFormat
 from sordino.data.lineage import load_initial
 from sordino.data.tables import encoded_rows
 from sordino.engines.remote import Remote
-from sordino.errors import ConfigError, SordinoError
-from sordino.federation.flower_api import FlowerTransport, flower
+from sordino.errors import ConfigError, EngineError, SordinoError
+from sordino.federation.delivery import deliver
+from sordino.federation.flower_api import FlowerTransport, Link
+from sordino.federation.keys import check_pinned, registered_form, signer_of
 from sordino.federation.secagg import SecAggEngine
-from sordino.runs.execution import execute
+from sordino.runs.execution import Executed, execute
 from sordino.task import PublicSource, Task
 
 
-def server_app(file: Path) -> Any:
-    """Return a Flower ServerApp that runs the plan of `file`; results go to the folder `out` of Flower's run config.
+@dataclass(frozen=True)
+class Server:
+    """Files of a server: `folder` holds fed.toml, ca.crt and link.secret; `link` is the SuperLink's address here."""
 
-    A run succeeded if `out` contains a certificate; Flower's exit codes do not show success.
-    """
-    f = flower()
-    app = f.ServerApp()
+    folder: Path
+    link: str = ""
 
-    @app.main()  # type: ignore[untyped-decorator]
-    def main(grid: Any, context: Any) -> None:
-        out = Path(str(context.run_config.get("out", "runs/a")))
+    def run(self, out: Path, *, resume: bool = False, show: Callable[[str], None] = lambda line: None) -> Executed:
+        """Run the plan of fed.toml with the silos that it pins, into `out`; lines go to OUT.log beside it, and `show`.
+
+        Nothing that a run ships is executed: this process starts a run at the SuperLink, takes its task itself, and
+        runs the installed package. A run is done if `out` contains a certificate.
+        """
+        config = load_config(self.folder / "fed.toml")
         out.parent.mkdir(parents=True, exist_ok=True)
 
-        def log(line: str) -> None:  # in OUT.log beside the run's folder: Flower does not show a ServerApp's output
+        def log(line: str) -> None:
+            show(line)
             with open(out.with_name(f"{out.name}.log"), "a", encoding="utf-8") as stream:
                 stream.write(f"{line}\n")
 
@@ -42,22 +51,70 @@ def server_app(file: Path) -> Any:
             log(f"round {line['round']}/{config.plan.rounds} {figures}")
 
         try:
-            config = load_config(file)
-            silos, spec = silos_of(config), config.federation
-            assert spec is not None
-            kind = SecAggEngine if "secure_sum" in config.plan.needs else Remote
-            limits: dict[str, Any] = {"quorum": spec.quorum or len(silos), "tries": spec.tries, "timeout": spec.timeout}
-            engine, task = kind(FlowerTransport(grid, silos), **limits), server_task(config)
-            resume = bool(context.run_config.get("resume", False))
-            done = execute(config, out, resume=resume, engine=engine, task=task, on_round=log_round)
-        except SordinoError as error:
-            sentence = f"sordino: {' '.join(str(error).split())}"
-            log(sentence)
-            f.flwr_exit(f.ExitCode.SERVERAPP_EXCEPTION, sentence)
-        else:
-            log(f"sordino: {done.path}/certificate.json")
+            with self._grid(config, out) as grid:
+                engine, task = engine_of(config, grid, log), server_task(config)
+                done = execute(config, out, resume=resume, engine=engine, task=task, on_round=log_round)
+                log(f"sordino: {done.path}/certificate.json")
+                if config.federation is not None and not config.federation.simulated:
+                    deliver_to_all(config.federation, done.path, engine.transport, log)
+        except (SordinoError, KeyboardInterrupt) as error:  # Flower interrupts a process whose run it has ended
+            ended = EngineError("a run that was interrupted", "", "continue it with --resume")
+            wrong = error if isinstance(error, SordinoError) else ended
+            log(f"sordino: {' '.join(str(wrong).split())}")
+            raise wrong from None
+        return done
 
-    return app
+    def register(self, config: Config) -> Link:
+        """Register the pinned keys at the SuperLink, under their silos' names; return the way to it."""
+        silos_of(config)
+        assert config.federation is not None
+        try:
+            ca, secret = ((self.folder / name).read_bytes() for name in ("ca.crt", "link.secret"))
+        except OSError as error:
+            found = f"{error.filename}, which cannot be read ({error.strerror})"
+            raise ConfigError(found, "the folder of a server whose SuperLink runs", "superlink.sh") from None
+        link = Link(self.link or f"127.0.0.1:{config.federation.port + 1}", ca, secret)
+        for name, key in config.federation.keys.items():
+            link.register(registered_form(key), name)
+        return link
+
+    @contextmanager
+    def _grid(self, config: Config, out: Path) -> Iterator[Any]:
+        """Start a run at the SuperLink and take its task; stop the run that this folder had before.
+
+        One process at a time does this: whoever finds a task of another run stops that run.
+        """
+        link = self.register(config)
+        note = out.with_name(f"{out.name}.flower")  # the number of this folder's last run at the SuperLink
+        with open(self.folder / "link.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if note.exists() and note.read_text().isdigit():
+                link.stop_run(int(note.read_text()))
+            run = link.start_run()
+            note.write_text(str(run))
+            token = link.take(run)
+        with link.grid(token) as grid:
+            yield grid
+
+
+def deliver_to_all(spec: FederationSpec, folder: Path, transport: Any, log: Callable[[str], None]) -> None:
+    """Send model and certificate to every silo, and log who took them."""
+    took = [spec.silos[place] for place in deliver(folder, len(spec.silos), transport, spec.timeout)]
+    others = [name for name in spec.silos if name not in took]
+    missed = f"; not to {', '.join(others)}: run again with --resume" if others else ""
+    log(f"model and certificate were delivered to {', '.join(took) or 'nobody'}{missed}")
+
+
+def engine_of(config: Config, grid: Any, log: Callable[[str], None]) -> Remote:
+    """Return the engine over a grid: secure aggregation where the release needs it; silos by their pinned keys."""
+    silos, spec = silos_of(config), config.federation
+    assert spec is not None
+    if config.privacy.noise == "secure":
+        check_pinned(spec)
+    kind = SecAggEngine if "secure_sum" in config.plan.needs else Remote
+    limits: dict[str, Any] = {"quorum": spec.quorum or len(silos), "tries": spec.tries, "timeout": spec.timeout}
+    nodes = {silos.index(name): registered_form(key) for name, key in spec.keys.items()}
+    return kind(FlowerTransport(grid, silos, nodes, signer_of(spec).answer_of, log), **limits)
 
 
 def silos_of(config: Config) -> tuple[str, ...]:
@@ -91,15 +148,3 @@ def server_task(config: Config) -> Task:
     values = config.task.source(labels=False).values
     source = PublicSource(f"rows of {Path(spec.test or '').name}", "the configuration: [federation] test", values)
     return replace(task, init=init, metrics=config.run.metrics, source=source, encoding=encoding)
-
-
-def unused_client_app() -> Any:
-    """Return a ClientApp that refuses to train: silos train in `sordino silo serve`, not inside Flower's ClientApp."""
-    app = flower().ClientApp()
-
-    @app.train()  # type: ignore[untyped-decorator]
-    def train(message: Any, context: Any) -> Any:
-        needed = "a SuperNode with --isolation process, and 'sordino silo serve' beside it"
-        raise ConfigError("a node that runs the app's ClientApp", needed)
-
-    return app

@@ -1,6 +1,8 @@
 """All imports from Flower (flwr), and a transport over Flower. Called by the other modules of federation/.
 
 `FlowerTransport` sends jobs to silos through a Flower SuperLink and receives their replies, for `engines.remote`.
+`Link` is the server process's way to the SuperLink: it starts a run and takes its task. `Node` is a silo's way to its
+SuperNode. Neither executes code that a run ships.
 
 Flower's Runtime API is not a stable interface: a release may move any of these names. `missing_names()` lists them, and
 tests/deploy/test_internals.py fails with that list.
@@ -8,12 +10,15 @@ tests/deploy/test_internals.py fails with that list.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import io
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from types import SimpleNamespace
@@ -21,7 +26,7 @@ from typing import Any, ClassVar
 
 from sordino import codec
 from sordino.engines.messages import Job
-from sordino.errors import EngineError
+from sordino.errors import DataError, EngineError
 
 LOWEST, BELOW = (1, 41), (1, 43)
 WANTED = "flwr>=1.41,<1.43"
@@ -38,25 +43,41 @@ NAMES = {
         "bytes_to_private_key", "bytes_to_public_key", "generate_key_pairs", "private_key_to_bytes",
         "public_key_to_bytes",
     ),
-    "flwr.proto.control_pb2": ("RegisterNodeRequest",),
-    "flwr.proto.runtime_pb2": ("AcquireTaskRequest", "SendTaskHeartbeatRequest"),
+    "flwr.common.serde": ("run_from_proto",),
+    "flwr.proto.control_pb2": ("RegisterNodeRequest", "StartRunRequest", "StopRunRequest"),
+    "flwr.proto.fab_pb2": ("Fab",),
+    "flwr.proto.runtime_pb2": ("AcquireTaskRequest", "PullTaskInputRequest", "SendTaskHeartbeatRequest"),
     "flwr.supercore.constant": ("TaskType",),
     "flwr.supercore.control": ("ControlHttpClient",),
-    "flwr.supercore.exit": ("ExitCode", "flwr_exit"),
     "flwr.supercore.interceptors": (
         "RuntimeTokenHttpInterceptor", "RuntimeVersionHttpInterceptor", "SuperExecAuthHttpInterceptor",
     ),
+    "flwr.supercore.run": ("RunNotRunningException",),
     "flwr.supercore.runtime": ("RuntimeHttpClient",),
+    "flwr.supercore.task_identity": ("TaskIdentity",),
+    "flwr.superlink.grid": ("HttpGrid",),
     "flwr.supernode.runtime.run_clientapp": ("pull_task_input", "push_message", "push_task_output"),
-    "httpx": ("HTTPError", "HTTPStatusError"),
+    "httpx": ("AsyncClient", "HTTPError", "HTTPStatusError"),
+    "uvicorn": ("run",),
 }  # fmt: skip
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+APP = """[project]
+name = "sordino-federation"
+version = "1.0.0"
+[tool.flwr.app]
+publisher = "sordino"
+[tool.flwr.app.components]
+serverapp = "none:app"
+clientapp = "none:app"
+"""  # Flower starts no run without an app; no process of a federation executes one
 RECORD, ARRAY = "sordino", "bytes"
 REFUSED = 0  # an error of no kind that Flower knows
 JOINED = "SuperNode ID:"  # a node's log line once the SuperLink has admitted it
 HEARTBEAT = 10.0  # seconds between heartbeats: Flower gives a task up after 30
 PULSE = 1.0  # seconds between two polls for replies
 ONLINE_PULSE = 3.0  # seconds between two polls for online nodes
+PATIENCE = 60.0  # seconds for which a SuperLink that does not answer is asked again
+AWAITED = 10.0  # seconds after which the log names the silos that have not answered
 LEAST = 3.0  # seconds before the deadline after which nothing is sent
 
 
@@ -136,22 +157,31 @@ class NodeTask:
     @contextmanager
     def heartbeat(self) -> Iterator[None]:
         """Send heartbeats to the SuperNode inside the context, and close the connection at its end."""
-        f, done = flower(), threading.Event()
-
-        def beat() -> None:
-            while not done.is_set():
-                with suppress(f.HTTPError):
-                    self.client.SendTaskHeartbeat(f.SendTaskHeartbeatRequest())
-                done.wait(HEARTBEAT)
-
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
         try:
-            yield
+            with heartbeats(self.client):
+                yield
         finally:
-            done.set()
-            thread.join()
             self.client.close()
+
+
+@contextmanager
+def heartbeats(client: Any) -> Iterator[None]:
+    """Send heartbeats of a task inside the context."""
+    f, done = flower(), threading.Event()
+
+    def beat() -> None:
+        while not done.is_set():
+            with suppress(f.HTTPError, f.RunNotRunningException):
+                client.SendTaskHeartbeat(f.SendTaskHeartbeatRequest())
+            done.wait(HEARTBEAT)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(HEARTBEAT)
 
 
 @codec.hides_values
@@ -165,15 +195,11 @@ class Node:
     def poller(self) -> Callable[[], NodeTask | None]:
         """Return a function that takes the SuperNode's next task (or None); it raises `HTTPError` without an answer."""
         f = flower()
-        version = f.RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
 
         def connect(*interceptors: Any) -> Any:
-            return f.RuntimeHttpClient.from_server_address(self.address, True, None, [version, *interceptors])
+            return runtime_client(self.address, None, "flwr-clientapp", *interceptors)
 
-        signed = [] if self.secret is None else [
-            f.SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=frozenset({ACQUIRE}))
-        ]  # fmt: skip
-        client = connect(*signed)
+        client = connect(*signed_requests(self.secret))
 
         def take() -> NodeTask | None:
             found = client.AcquireTask(f.AcquireTaskRequest(supported_task_types=[f.TaskType.CLIENT_APP]))
@@ -186,27 +212,131 @@ class Node:
         return take
 
 
-def register(address: str, ca: bytes, public: bytes, name: str) -> None:
-    """Register a node's public key at the SuperLink, as `flwr supernode register` does; accept a known key."""
+def runtime_client(address: str, ca: bytes | None, component: str, *interceptors: Any) -> Any:
+    """Return a client of a Runtime API; without the certificate of a CA, of one on this machine without TLS."""
     f = flower()
-    version = f.RuntimeVersionHttpInterceptor(component_name="flwr")
-    client = f.ControlHttpClient.from_server_address(address, False, ca, [version])
-    try:
-        client.RegisterNode(f.RegisterNodeRequest(public_key=public, name=name))
-    except f.HTTPStatusError as error:
-        if "already in use" not in error.response.text:
-            found = f"a node key of silo {name!r} that the SuperLink refuses ({error.response.text})"
-            raise EngineError(found) from None
-    finally:
-        client.close()
+    version = f.RuntimeVersionHttpInterceptor(component_name=component)
+    return f.RuntimeHttpClient.from_server_address(address, ca is None, ca, [version, *interceptors])
+
+
+def signed_requests(secret: bytes | None) -> list[Any]:
+    """Return the interceptor that authenticates requests for tasks by a secret file; none without a secret."""
+    own = frozenset({ACQUIRE})
+    known: dict[str, Any] = {"master_secret": secret, "protected_methods": own}
+    return [] if secret is None else [flower().SuperExecAuthHttpInterceptor(**known)]
+
+
+def app_bundle() -> bytes:
+    """Return the app that a run names, in Flower's format: a zip file without code."""
+    with io.BytesIO() as data:
+        with zipfile.ZipFile(data, "w") as bundle:
+            bundle.writestr(zipfile.ZipInfo("pyproject.toml"), APP)
+        return data.getvalue()
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class Link:
+    """Client of a SuperLink's Control and Runtime APIs, which only processes on the SuperLink's machine reach.
+
+    The SuperLink runs with --isolation process: who holds `secret` takes the tasks of its runs, and nobody else.
+    """
+
+    address: str
+    ca: bytes
+    secret: bytes
+
+    @contextmanager
+    def control(self) -> Iterator[Any]:
+        """Give a client of the Control API; a SuperLink that does not answer, or refuses, is an error."""
+        f = flower()
+        version = f.RuntimeVersionHttpInterceptor(component_name="flwr")
+        client = f.ControlHttpClient.from_server_address(self.address, False, self.ca, [version])
+        try:
+            yield client
+        except f.HTTPStatusError as error:
+            raise EngineError(f"a request that the SuperLink refuses ({error.response.text})") from None
+        except f.HTTPError as error:
+            found = f"a SuperLink at {self.address} that does not answer ({error})"
+            raise EngineError(found, "a SuperLink that runs", "start it with superlink.sh") from None
+        finally:
+            client.close()
+
+    def register(self, public: bytes, name: str) -> None:
+        """Register a node's public key, as `flwr supernode register` does; accept a known key."""
+        f = flower()
+        with self.control() as client:
+            try:
+                client.RegisterNode(f.RegisterNodeRequest(public_key=public, name=name))
+            except f.HTTPStatusError as error:
+                if "already in use" not in error.response.text:
+                    raise
+
+    def stop_run(self, run: int) -> None:
+        """Stop a run that is not finished; accept one that is finished or unknown."""
+        with suppress(EngineError), self.control() as client:
+            client.StopRun(flower().StopRunRequest(run_id=run))
+
+    def start_run(self) -> int:
+        """Start a run, whose app holds no code, and return its number."""
+        f, data = flower(), app_bundle()
+        with self.control() as client:
+            bundle = f.Fab(hash_str=hashlib.sha256(data).hexdigest(), content=data)
+            return int(client.StartRun(f.StartRunRequest(fab=bundle)).run_id)
+
+    def take(self, run: int) -> str:
+        """Return the token of a run's task; a task of another run, which no process executes, is stopped."""
+        f, until = flower(), time.monotonic() + PATIENCE
+        client = runtime_client(self.address, self.ca, "flwr-serverapp", *signed_requests(self.secret))
+        try:
+            while time.monotonic() < until:
+                found = client.AcquireTask(f.AcquireTaskRequest(supported_task_types=[f.TaskType.SERVER_APP]))
+                if found.HasField("task") and found.task.run_id == run:
+                    return str(found.token)
+                if found.HasField("task"):
+                    self.stop_run(found.task.run_id)
+                else:
+                    time.sleep(0.1)
+        except f.HTTPError as error:
+            raise EngineError(f"a SuperLink that gives no task ({error})", "the SuperLink's own link.secret") from None
+        finally:
+            client.close()
+        raise EngineError("a run whose task the SuperLink does not give", "a SuperLink with --isolation process")
+
+    @contextmanager
+    def grid(self, token: str) -> Iterator[Any]:
+        """Give the grid of a run's task, through which messages pass; the task ends with the context."""
+        f, status = flower(), flower().SubStatus.FAILED
+        grid = f.HttpGrid(self.address, False, self.ca, token=token)
+        grid._retry_invoker.max_time = PATIENCE
+        client = grid._runtime_client
+        try:
+            given = client.PullTaskInput(f.PullTaskInputRequest())
+            known = f.TaskIdentity
+            known.task_id, known.run_id, known.node_id = given.task_id, given.run.run_id, given.context.node_id
+            grid.set_run(f.run_from_proto(given.run))
+            with heartbeats(client):
+                yield grid
+            status = f.SubStatus.COMPLETED
+        finally:
+            grid._retry_invoker.max_tries = 1
+            with suppress(f.HTTPError, f.RunNotRunningException):
+                f.push_task_output(client, None, status, "")
+            grid.close()
 
 
 @dataclass(frozen=True)
 class FlowerTransport:
-    """Transport over a Flower SuperLink; each silo is the node that is registered under the silo's name."""
+    """Transport over a Flower SuperLink; each silo is the node that is registered under the silo's name.
+
+    If keys are pinned, a silo's node must have the pinned key, and its answers must be signed by this key.
+    """
 
     grid: Any
     silos: Sequence[str]  # in the plan's order
+    nodes: Mapping[int, bytes] = field(default_factory=dict)  # by silo number: its node's public key
+    answer_of: Callable[[int, bytes, bytes], bytes] = lambda silo, request, data: data  # checks and strips a signature
+    log: Callable[[str], None] = lambda line: None
 
     offers: ClassVar[frozenset[str]] = frozenset()
     name: ClassVar[str] = "flower"
@@ -226,52 +356,82 @@ class FlowerTransport:
         A silo gets its message again after Flower reports a failed node, or after a restart of its node, which loses
         the message. A silo that refused is not asked again.
         """
-        waiting, sent, last_poll = set(bodies), dict[str, tuple[int, tuple[int, str]]](), -ONLINE_PULSE
+        f, pending = flower(), Pending(set(bodies))
         try:
-            while (waiting or sent) and time.time() < deadline:
+            while (pending.waiting or pending.sent) and time.time() < deadline:
                 ttl, now = deadline - time.time(), time.monotonic()
-                if ttl >= LEAST and now >= last_poll + ONLINE_PULSE:
-                    last_poll = now
-                    self._send(bodies, waiting, sent, ttl)
-                for message in self.grid.pull_messages(list(sent)) if sent else ():
-                    silo, _ = sent.pop(str(message.metadata.reply_to_message_id), (None, None))
+                if ttl >= LEAST and now >= pending.last_poll + ONLINE_PULSE:
+                    pending.last_poll = now
+                    self._send(bodies, pending, ttl)
+                    self._log_awaited(pending)
+                for message in self.grid.pull_messages(list(pending.sent)) if pending.sent else ():
+                    silo, _ = pending.sent.pop(str(message.metadata.reply_to_message_id), (None, None))
                     data = unpack(message)
                     if silo is not None and data is not None:
-                        yield silo, data
+                        yield silo, self._checked(silo, bodies[silo], data)
                     elif silo is not None and message.has_error() and message.error.code != REFUSED:
-                        waiting.add(silo)
-                time.sleep(PULSE if waiting or sent else 0.0)
-        except flower().HTTPError as error:
+                        pending.waiting.add(silo)
+                time.sleep(PULSE if pending.waiting or pending.sent else 0.0)
+        except (f.HTTPError, f.RunNotRunningException) as error:
             fix = "start the SuperLink, then continue the run with --resume"
             raise EngineError(f"a SuperLink that does not answer ({error})", "", fix) from None
 
-    def _send(
-        self, bodies: Mapping[int, bytes], waiting: set[int], sent: dict[str, tuple[int, tuple[int, str]]], ttl: float
-    ) -> None:
+    def _checked(self, silo: int, request: bytes, data: bytes) -> bytes:
+        try:
+            return self.answer_of(silo, request, data)
+        except DataError as error:
+            raise EngineError(f"an answer in the name of silo {self.silos[silo]!r} that is refused: {error}") from None
+
+    def _send(self, bodies: Mapping[int, bytes], pending: Pending, ttl: float) -> None:
         """Send its message to every silo that is online and has no answer yet; messages expire after `ttl` seconds."""
         f, online = flower(), self.online_nodes()
-        for number, (silo, node) in list(sent.items()):
+        for number, (silo, node) in list(pending.sent.items()):
             if online.get(silo, node) != node:
-                del sent[number]
-                waiting.add(silo)
-        asked = sorted(waiting & online.keys())
+                del pending.sent[number]
+                pending.waiting.add(silo)
+        asked = sorted(pending.waiting & online.keys())
         known: dict[str, Any] = {"message_type": "train", "ttl": ttl}
         messages = [
             f.Message(pack(bodies[silo]), dst_node_id=online[silo][0], group_id=str(silo), **known) for silo in asked
         ]
         for number, silo in zip(self.grid.push_messages(messages) if messages else (), asked, strict=False):
-            sent[str(number)] = silo, online[silo]
-            waiting.discard(silo)
+            pending.sent[str(number)] = silo, online[silo]
+            pending.waiting.discard(silo)
+
+    def _log_awaited(self, pending: Pending) -> None:
+        """Log which silos have not answered, and since when; a line equal to the one before is not repeated."""
+        asked = {silo for silo, _ in pending.sent.values()}
+        names = [f"{self.silos[silo]}{'' if silo in asked else ' (not connected)'}" for silo in pending.unanswered]
+        if time.time() - pending.began >= AWAITED and names and names != pending.logged:
+            pending.logged = names
+            self.log(f"awaited since {time.strftime('%H:%M:%S', time.localtime(pending.began))}: {', '.join(names)}")
 
     def online_nodes(self) -> dict[int, tuple[int, str]]:
-        """Return id and activation time of each online node by silo number; ignore nodes with other names."""
+        """Return id and activation time of each online node by silo number; ignore other names and other keys."""
         found: dict[int, tuple[int, str]] = {}
         for node in self.grid.get_nodes():
             if node.name not in self.silos:
                 continue
             silo = list(self.silos).index(node.name)
+            if self.nodes and self.nodes.get(silo) != node.public_key:
+                continue
             if silo in found:
                 fix = "remove one with: flwr supernode unregister"
                 raise EngineError(f"two nodes for the silo {node.name!r}", "one node per silo", fix)
             found[silo] = int(node.node_id), str(node.last_activated_at)
         return found
+
+
+@dataclass
+class Pending:
+    """Messages of one exchange without an answer: not sent (`waiting`), or `sent`, by message number."""
+
+    waiting: set[int]
+    sent: dict[str, tuple[int, tuple[int, str]]] = field(default_factory=dict)
+    last_poll: float = -ONLINE_PULSE
+    began: float = field(default_factory=lambda: time.time())
+    logged: list[str] = field(default_factory=list)
+
+    @property
+    def unanswered(self) -> list[int]:
+        return sorted(self.waiting | {silo for silo, _ in self.sent.values()})

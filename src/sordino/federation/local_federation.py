@@ -1,7 +1,7 @@
-"""A federation on one machine, for `sordino run --engine flower`: SuperLink, and a SuperNode and silo process per silo.
+"""A federation on one machine, for `sordino run --engine flower`, by the processes that a federation has anywhere.
 
-All processes talk over TLS on 127.0.0.1, with node keys. When the run ends, or this process dies, by SIGKILL too, all
-of them end (`lifeline`).
+SuperLink, gate and the server's process (`app`); per silo a SuperNode and the silo's process. All talk over TLS on
+127.0.0.1, with node keys. When the run ends, or this process dies, by SIGKILL too, all of them end (`lifeline`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,9 +26,9 @@ import tomli_w
 from sordino import codec
 from sordino.config import Config, FederationSpec
 from sordino.errors import ConfigError, EngineError
-from sordino.federation import lifeline
+from sordino.federation import keys, lifeline
 from sordino.federation import new_federation as folders
-from sordino.federation.flower_api import JOINED, flower, register
+from sordino.federation.flower_api import JOINED, Link, flower
 from sordino.federation.silo_service import SiloSpec
 from sordino.runs.execution import Executed
 from sordino.runs.folder import RunFolder
@@ -36,6 +37,7 @@ HERE = "127.0.0.1"
 START_TIMEOUT = 180.0  # seconds in which a process must listen
 GRACE = 3.0  # seconds between SIGTERM and SIGKILL
 LOADING = 300.0  # seconds that all processes may take to start and to load
+SORDINO = (sys.executable, "-P", "-m", "sordino")
 PULSE = 0.2  # seconds between two checks for a new round
 
 
@@ -89,7 +91,8 @@ class LocalFederation:
     folder: Path
     silos: tuple[str, ...]
     home: Path  # where keys, logs, the SuperLink's database and FLWR_HOME are
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=free_port)  # of the gate: what nodes reach
+    link_port: int = field(default_factory=free_port)  # of the SuperLink
     nodes: dict[str, int] = field(default_factory=dict)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     log_start: dict[str, int] = field(default_factory=dict)  # size of each log when its process was last started
@@ -99,15 +102,24 @@ class LocalFederation:
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "flwr").mkdir(exist_ok=True)
-        folders.write_certificates(self.home)
-        link = {"address": f"{HERE}:{self.port}", "root-certificates": str(self.home / "ca.crt")}
+        keys.write_certificates(self.home)
+        link = {"address": self.link_address, "root-certificates": str(self.home / "ca.crt")}
         (self.home / "flwr" / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": "here", "here": link}}))
         for name in self.silos:
             self.nodes.setdefault(name, free_port())
-            folders.write_node_key(self.home / name)
-            secret = self.home / f"{name}.secret"
+            keys.write_node_key(self.home / name)
+        for secret in (self.home / f"{name}.secret" for name in ("link", *self.silos)):
             if not secret.exists():
-                folders.write_private(secret, secrets.token_bytes(32))
+                keys.write_private(secret, secrets.token_bytes(32))
+
+    @property
+    def link_address(self) -> str:
+        return f"{HERE}:{self.link_port}"
+
+    @property
+    def link(self) -> Link:
+        """Client of the SuperLink's Control and Runtime APIs."""
+        return Link(self.link_address, *((self.home / name).read_bytes() for name in ("ca.crt", "link.secret")))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -127,7 +139,7 @@ class LocalFederation:
             self.log_start[name] = log.tell()
             self.running[name] = subprocess.Popen(
                 command, cwd=self.home, env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True,
+                stderr=subprocess.STDOUT, start_new_session=True, umask=0o077,
             )  # fmt: skip
 
     def kill(self, name: str) -> None:
@@ -159,15 +171,26 @@ class LocalFederation:
         self.stop()
 
     def superlink(self) -> None:
-        """Start the SuperLink with a database; only registered node keys may connect."""
-        if is_listening(self.port):
-            found = f"port {self.port} of {HERE}, which is taken"
-            raise EngineError(found, "a free port", "set another port in [federation]")
-        command = [flower_command("flower-superlink"), "--host", HERE, "--port", str(self.port)]
+        """Start the SuperLink with a database; only registered node keys may connect, and it runs no code itself."""
+        self.check_free(self.link_port)
+        command = [flower_command("flower-superlink"), "--host", HERE, "--port", str(self.link_port)]
         command += ["--database", "link.db", "--enable-supernode-auth", "--disable-runtime-dependency-installation"]
         command += ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
+        command += ["--isolation", "process", "--superexec-auth-secret-file", "link.secret"]
         self.start("superlink", command)
-        self.wait_for("superlink", self.port)
+        self.wait_for("superlink", self.link_port)
+
+    def gate(self) -> None:
+        """Start the gate, through which nodes reach the SuperLink."""
+        self.check_free(self.port)
+        where = ["--host", HERE, "--port", str(self.port), "--link", self.link_address]
+        self.start("gate", [*SORDINO, "federation", "gate", ".", *where])
+
+    def check_free(self, port: int) -> None:
+        """Refuse a port on which some process listens."""
+        if is_listening(port):
+            found = f"port {port} of {HERE}, which is taken"
+            raise EngineError(found, "a free port", "set another port in [federation]")
 
     def supernode(self, name: str, link: int | None = None) -> None:
         """Start a silo's SuperNode, in the mode that executes no code shipped with a run."""
@@ -181,35 +204,37 @@ class LocalFederation:
         """Start the process that holds a silo's data, policy and ledger."""
         folder = (among or self.folder) / "silos" / name
         where = ["--node", f"{HERE}:{self.nodes[name]}", "--secret", str(self.home / f"{name}.secret")]
-        self.start(f"silo.{name}", [sys.executable, "-P", "-m", "sordino", "silo", "serve", str(folder), *where])
+        where += ["--key", str(self.home / name)]
+        self.start(f"silo.{name}", [*SORDINO, "silo", "serve", str(folder), *where])
 
     def up(self) -> None:
-        """Start all processes, register every silo's node key under its name, and wait until all nodes are admitted."""
+        """Start all processes, register every silo's node key under its name, and wait until all nodes are admitted.
+
+        The SuperLink begins with an empty database: what an earlier start has left would block its nodes' keys for a
+        minute and hold runs that nobody continues. What silos have answered is in their ledgers.
+        """
+        for file in self.home.glob("link.db*"):
+            file.unlink()
+        self.gate()
         self.superlink()
         for name in self.silos:
             self.silo(name)  # silos take longest to load
-        ca = (self.home / "ca.crt").read_bytes()
+        self.wait_for("gate", self.port)
         for name in self.silos:
-            register(f"{HERE}:{self.port}", ca, folders.read_public_key(self.home / f"{name}.pub"), name)
+            self.link.register(keys.registered_form(keys.public_text(self.home / f"{name}.pub")), name)
             self.supernode(name)
         for name in self.silos:
             self.join(name)
 
-    def submit(self, out: Path, resume: bool = False, app: Path | None = None) -> int:
-        """Submit the app to the SuperLink and return Flower's id of the run; success is the certificate in `out`."""
-        config = f"out={json.dumps(str(out))} resume={json.dumps(resume)}"
-        command = [flower_command("flwr"), "run", str(app or self.folder), "here", "--run-config", config]
-        done = subprocess.run(
-            [*command, "--format", "json"], cwd=self.home, env=self.environment, capture_output=True, text=True
-        )
-        try:
-            answer = json.loads(done.stdout)
-        except ValueError:
-            answer = {}
-        if not done.returncode and "run-id" in answer:
-            return int(answer["run-id"])
-        why = " ".join(str(answer.get("error-message") or done.stderr or done.stdout).split())
-        raise EngineError(f"a run that the SuperLink does not accept ({why})", "a SuperLink that answers")
+    def submit(self, out: Path, resume: bool = False, app: Path | None = None) -> str:
+        """Start the server's process of a run and return its name; success is the certificate in `out`."""
+        folder, name = (app or self.folder) / "server", f"server.{out.name}"
+        for file in ("ca.crt", "link.secret"):
+            if not (folder / file).exists():
+                (folder / file).symlink_to((self.home / file).absolute())
+        words = [str(folder), "--out", str(out), "--link", self.link_address, *(["--resume"] if resume else [])]
+        self.start(name, [*SORDINO, "federation", "run", *words])
+        return name
 
     def wait_for(self, name: str, port: int) -> None:
         """Wait until a process listens; if it ends instead, raise with the end of its log."""
@@ -266,25 +291,38 @@ def run_locally(
         there = out if out.exists() else home
         found = f"{there}, a folder that exists already"
         raise ConfigError(found, "a new folder", "choose another --out, or add --resume")
-    if not home.exists():
-        folders.write_federation(home / "app", config, codec.to_toml(config))
-        for name in config.federation.silos:
-            folder = home / "app" / "silos" / name
-            spec = replace(SiloSpec.read(folder), simulated=True, group="", secret="")
-            (folder / "silo.toml").write_text(tomli_w.dumps(codec.dump(spec)))
     with LocalFederation(home / "app", config.federation.silos, home) as federation:
+        if not (home / "app").exists():
+            own = {name: keys.public_text(home / f"{name}.pub") for name in config.federation.silos}
+            write_app(home / "app", replace(config, federation=replace(config.federation, keys=own)))
         federation.up()
-        federation.submit(out, resume=resume and out.exists())
-        wait_for_certificate(federation, out, config.federation, on_round)
+        server = federation.submit(out, resume=resume and (out / "run.json").exists())
+        wait_for_certificate(federation, server, out, config.federation, on_round)
     return Executed(out, RunFolder.open(out).history(), json.loads((out / "certificate.json").read_text()))
 
 
+def write_app(folder: Path, config: Config) -> None:
+    """Write the folders of server and silos, in which every silo holds its part of the file's data set; all or none."""
+    assert config.federation is not None
+    draft = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(draft, ignore_errors=True)
+    folders.write_federation(draft, config, codec.to_toml(config))
+    for name in config.federation.silos:
+        own = draft / "silos" / name
+        spec = replace(SiloSpec.read(own), simulated=True, group="", secret="", key="")
+        (own / "silo.toml").write_text(tomli_w.dumps(codec.dump(spec)))
+    draft.rename(folder)
+
+
 def wait_for_certificate(
-    federation: LocalFederation, out: Path, spec: FederationSpec, on_round: Callable[[dict[str, Any]], None]
+    federation: LocalFederation,
+    server: str,
+    out: Path,
+    spec: FederationSpec,
+    on_round: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Wait for the certificate; raise on an error of the server, or where no new round comes for too long."""
-    history, log, reported = out / "history.jsonl", out.with_name(f"{out.name}.log"), 0
-    began = log.stat().st_size if log.exists() else 0
+    """Wait for the certificate; raise where a process has ended before it, or no new round comes for too long."""
+    history, reported = out / "history.jsonl", 0
     patience = LOADING + spec.tries * spec.timeout
     until = time.monotonic() + patience
     while True:
@@ -296,11 +334,12 @@ def wait_for_certificate(
             reported, until = reported + 1, time.monotonic() + patience
         if finished:
             return
-        federation.check()
-        logged = log.read_text("utf-8")[began:].splitlines() if log.exists() else []
-        wrong = next((line for line in logged if line.startswith("sordino: ") and "certificate.json" not in line), None)
-        if wrong is not None:
-            raise EngineError(f"a run that stopped: {wrong.removeprefix('sordino: ')}")
+        ended = federation.running[server].poll() is not None
+        said = [line for line in federation.log_text(server).splitlines() if line.startswith("sordino: ")]
+        if ended and said and "certificate.json" not in said[-1]:
+            raise EngineError(f"a run that stopped: {said[-1].removeprefix('sordino: ')}")
+        if not (ended and said):
+            federation.check()
         if time.monotonic() > until:
             found = f"a run that has stalled ({federation.log_tail('superlink')})"
             raise EngineError(found, "", "start it again with --resume")

@@ -1,6 +1,6 @@
 """Secure aggregation (Bonawitz et al. 2017): messages and masks, a silo's side (`silo_service`), the server's (`app`).
 
-    keys    every member sends two fresh public keys
+    keys    every member sends two fresh public keys, signed
     shares  ... Shamir shares of its masking key and of the seed of its own mask, encrypted for each other member
     mask    ... its row, charged to its ledger, then noised, then masked
     unmask  ... one share of every member: of the seed if that member has sent its row, else of its masking key
@@ -13,7 +13,10 @@ row. A row x_i in integer steps of a public grid is sent under masks that cancel
 PRG is AES-256 in counter mode, so a mask is as hard to guess as its 256-bit key. Flower's own generator folds a key
 into 28 effective bits (flwrlabs/flower#7522), which a search opens in seconds; neither side uses it.
 
-Assumed: the server follows the protocol and forwards the members' public keys unchanged.
+Every member signs its two public keys with its silo's node key, and every member checks all signatures against the
+keys that its own copy of the federation's file pins: the server cannot invent members, nor answer for one.
+
+Assumed: the server tells all members the same list of those that have sent their rows.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from sordino.engines.messages import Job, count
 from sordino.engines.remote import Remote, RemoteWorker, check_encoding, worker_of
 from sordino.errors import BudgetError, DataError, EngineError, QuorumError, UserError, brief_repr, shorten
 from sordino.federation.flower_api import flower
+from sordino.federation.keys import Signer
 from sordino.parts.releases import NoiseShares
 from sordino.plan import Plan
 from sordino.rng import Streams, streams
@@ -49,6 +53,7 @@ from sordino.task import Task
 MARK = b"sordino sum 1\n"
 HEAD = 1 << 20  # most bytes of a message's JSON head
 STAGES = ("keys", "shares", "mask", "unmask")
+KEYS = ("encryption", "masking", "signature")
 FINE = 20  # bits of the grid below the standard deviation of one noise share
 Words = NDArray[np.uint64]
 
@@ -90,6 +95,11 @@ def shares_of(plan: Plan) -> NoiseShares:
         found = f"release {plan.release.kind!r} with secure aggregation"
         raise EngineError(found, "release noise_shares with at_least of 2 or more")
     return plan.release
+
+
+def signed_keys(session: str, client: int, encryption: str, masking: str) -> bytes:
+    """Return the bytes that a member signs: the session, its number and its two public keys."""
+    return json.dumps(["sordino secure sum", session, client, encryption, masking]).encode()
 
 
 # ---- masks and the grid ----------------------------------------------------------------------------------------------
@@ -188,6 +198,7 @@ class SecAggClient:
     allows: Callable[[Job], None]
     charge: Callable[[Job, str], int]
     now: Callable[[], float]
+    signer: Signer = field(default_factory=Signer)
     sessions: dict[str, ClientSession] = field(default_factory=dict)
 
     def reply(self, data: bytes) -> bytes:
@@ -209,16 +220,23 @@ class SecAggClient:
     def _keys(self, session: ClientSession, message: SecAggMessage) -> tuple[dict[str, Any], bytes]:
         f = flower()
         (session.encryption, public), (session.masking, mask) = f.generate_key_pairs(), f.generate_key_pairs()
-        return {"encryption": f.public_key_to_bytes(public).hex(), "masking": f.public_key_to_bytes(mask).hex()}, b""
+        pair = f.public_key_to_bytes(public).hex(), f.public_key_to_bytes(mask).hex()
+        signature = self.signer.sign(signed_keys(message.session, self.client, *pair)).hex()
+        return {"encryption": pair[0], "masking": pair[1], "signature": signature}, b""
 
     def _shares(self, session: ClientSession, message: SecAggMessage) -> tuple[dict[str, Any], bytes]:
         """Store the members' keys; return a share of both secrets for each member, encrypted to that member."""
         f, table = flower(), message.fields.get("members")
         try:
-            pairs = dict(table).items()  # type: ignore[arg-type]
-            members = {int(one): (bytes.fromhex(pair[0]), bytes.fromhex(pair[1])) for one, pair in pairs}
+            rows = {int(one): [str(part) for part in row] for one, row in dict(table).items()}  # type: ignore[arg-type]
+            members = {one: (bytes.fromhex(row[0]), bytes.fromhex(row[1])) for one, row in rows.items()}
+            signatures = {one: bytes.fromhex(row[2]) for one, row in rows.items()}
         except (TypeError, ValueError, IndexError, KeyError):
             raise DataError("members of secure aggregation without keys", "two public keys of every member") from None
+        for one, (public, mask, *_) in rows.items():
+            if not self.signer.signed_by(one, signatures[one], signed_keys(message.session, one, public, mask)):
+                found = f"member {one} of a secure sum with keys that its silo did not sign"
+                raise DataError(found, "keys signed by the silo's own key, as [federation] pins it")
         session.threshold = count(message.fields.get("threshold"), "threshold")
         if self.client not in members or not 1 < session.threshold <= len(members) or session.members:
             found = f"secure aggregation of {len(members)} members with threshold {session.threshold}"
@@ -243,6 +261,9 @@ class SecAggClient:
         if self.now() > job.deadline:
             needed = "a job that the server still waits for"
             raise DataError("a job past its deadline", needed, "none: nothing was charged")
+        if job.mode == "secure" and not self.signer.pinned:
+            found = "a secure sum for release in a silo that does not know the other members' keys"
+            raise DataError(found, "[federation] keys of every silo", "sordino federation pin fed.toml NAME.pub")
         least = getattr(job.plan.release, "at_least", None)
         if least != session.threshold:
             found = f"threshold {session.threshold} of secure aggregation"
@@ -320,7 +341,7 @@ class ServerSession:
     """The server's state in one session: the answers to each stage, by client."""
 
     number: str = field(default_factory=lambda: secrets.token_hex(16))
-    keys: dict[int, tuple[str, str]] = field(default_factory=dict)
+    keys: dict[int, tuple[str, str, str]] = field(default_factory=dict)
     sealed: dict[int, dict[str, str]] = field(default_factory=dict)
     rows: dict[int, Words] = field(default_factory=dict)
     charges: dict[int, int] = field(default_factory=dict)
@@ -334,7 +355,10 @@ class SecAggWorker(RemoteWorker):
 
     @property
     def header(self) -> dict[str, str | int]:
-        return {**super().header, "sum": "secure: masks by AES-256 in counter mode; the server follows the protocol"}
+        return {
+            **super().header,
+            "sum": "secure: masks by AES-256 in counter mode; members by pinned keys; one list of senders for all",
+        }
 
     def collect(self, job: ClientJob) -> Collected:
         """Return the sum of the cohort's messages, unmasked with the help of at least `at_least` clients.
@@ -366,7 +390,8 @@ class SecAggWorker(RemoteWorker):
     def _has_rows(self, session: ServerSession, wanted: Mapping[int, Job], threshold: int, quorum: int) -> bool:
         """Ask for keys, shares and masked rows; return whether each stage has at least `quorum` answers."""
         for client, message in self._ask("keys", session, dict.fromkeys(wanted, ({}, b""))).items():
-            session.keys[client] = (str(message.fields.get("encryption")), str(message.fields.get("masking")))
+            public, mask, signature = (str(message.fields.get(name)) for name in KEYS)
+            session.keys[client] = public, mask, signature
         if len(session.keys) < quorum:
             return False
         members = {"members": {str(one): list(pair) for one, pair in session.keys.items()}, "threshold": threshold}

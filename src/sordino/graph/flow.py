@@ -155,7 +155,9 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _first_step(self, name: str, outputs: list[Tensor], step: _Step, known: list[_Step]) -> _Step:
-        """Return the first run's operation at this position; refuse one that depends on the number of records."""
+        """Return the first run's operation at this position; refuse an operation whose numbers differ between the two
+        runs.
+        """
         at = len(self.steps) - 1
         before = known[at] if at < len(known) else None
         if before is None or before.name != step.name or len(before.shapes) != len(step.shapes):
@@ -187,7 +189,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _rule(self, func: Any, base: str, arguments: dict[str, Any], outputs: list[Tensor]) -> Rows:
         rule = RULES.get(base)
         if base not in POSITIONS and self._holds(arguments, position=True):
-            raise MixesError(f"{base} of the indices of records in the batch")
+            raise MixesError(f"{base} applied to the indices of records in the batch")
         if torch.Tag.pointwise in func.tags and rule is None:
             rule = pointwise
         if rule is None or "out" in arguments or not outputs:
@@ -292,21 +294,21 @@ class _Reader(fx.Interpreter):
         """
         dim = self.counts[counted[0]]
         if any(node in self.compared for node in counted) and not name.startswith("_assert"):
-            raise MixesError(f"{name} of a comparison with the number of records")
+            raise MixesError(f"{name} of a comparison with the number of records, which may differ between batches")
         if name == "eq" and not isinstance(result, Tensor):
             self.counts[n] = None
             self.compared.add(n)
         elif n.target is operator.getitem and dim is not None and len(counted) == 1:
             at, places = n.args[1], list(range(len(self.env[n.args[0]])))  # type: ignore[index]
             if not isinstance(at, int | slice):
-                raise MixesError("an entry of a shape with an index that is no constant")
+                raise MixesError("a tensor's shape read at an index that is not a constant")
             if isinstance(at, slice) and dim in places[at]:
                 self.counts[n] = places[at].index(dim)
             elif isinstance(at, int) and places[at] == dim:
                 self.counts[n] = None
         elif n.op == "call_function" and n.target in _AFFINE and not isinstance(result, Tensor):
             if n.target is operator.mul and len(counted) > 1:
-                raise MixesError("the number of records multiplied with itself")
+                raise MixesError("a product of the number of records with itself")
             self.counts[n] = None
         elif n.op == "call_module" or name not in _SIZED:
             raise MixesError(f"{name} of the number of records")

@@ -284,7 +284,9 @@ def batch_norm(call: Call) -> Rows:
 
 
 def together(*names: str) -> Rule:
-    """Return the rule of operations along one dimension of several arguments with a common, different record axis."""
+    """Return the rule of operations along one dimension of several arguments whose records lie along another, common
+    axis.
+    """
 
     def rule(call: Call) -> Rows:
         found = {call.of(name) for name in names if isinstance(call.arguments.get(name), Tensor)}

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.accounting import calibration, composition
-from sordino.accounting.bounds import AlreadyPrivate
+from sordino.accounting.bounds import AlreadyPrivate, Protected
 from sordino.accounting.calibration import Budget
 from sordino.accounting.composition import Adversary, Cost, Line, Participation
 from sordino.accounting.events import Unprotected
@@ -229,6 +229,7 @@ class SiloCost:
     plan: Plan
     silo: int
     adversary: Adversary = "cohort"
+    persons: bool = False  # each record of the silo holds all rows of one person
 
     @property
     def whole(self) -> bool:
@@ -255,7 +256,8 @@ class SiloCost:
                 items = tuple(item for t in range(rounds) for item in self.job(t))
             else:
                 items = tuple(Item(event, count) for event, count in self._line(rounds).entries if count)
-        return Request(self.plan.unit, line.relation, items, self.plan.hash)
+        unit: Protected = "person" if self.persons and self.plan.unit == "record" else self.plan.unit
+        return Request(unit, line.relation, items, self.plan.hash)
 
     def job(self, t: int) -> tuple[Item, ...]:
         """Return the cost of one message of round t; in a run charged at admission, the cost of a repeated message."""

@@ -30,7 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sordino import codec
-from sordino.accounting.bounds import Unit
+from sordino.accounting.bounds import Protected
 from sordino.accounting.events import Relation
 from sordino.accounting.rounding import upto
 from sordino.codec import durable_files
@@ -62,7 +62,7 @@ class Request:
     `plan` is the hash of the run's plan: a second request of the same run must have the same plan.
     """
 
-    unit: Unit
+    unit: Protected
     relation: Relation
     items: tuple[Item, ...]
     plan: str = ""

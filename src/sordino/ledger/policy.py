@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from sordino import codec
-from sordino.accounting.bounds import Unit
+from sordino.accounting.bounds import Protected
 from sordino.accounting.composition import Adversary
 from sordino.accounting.events import Event, Relation
 from sordino.errors import ConfigError, brief_repr
@@ -48,7 +48,7 @@ class Policy:
     dataset: str
     epsilon: float
     delta: float
-    unit: Unit
+    unit: Protected
     releases: tuple[str, ...]
     relation: Relation = "replace_one"
     adversary: Adversary = "cohort"
@@ -96,18 +96,20 @@ class Policy:
 
     def check(
         self, plan: Plan, *, noise: Mode, silo: int = 0, model: str = "", today: date | None = None,
-        own_code: Grade = "by construction",
+        own_code: Grade = "by construction", persons: bool = False,
     ) -> str | None:  # fmt: skip
         """Return why a plan may not use the data, in one sentence; None if it may (the ledger checks the budget).
 
         `silo` is this silo's index in the plan, `model` the hash of the run's model, and `own_code` the result of
-        the check of the user code that runs on this silo's records.
+        the check of the user code that runs on this silo's records. With `persons` each of these records holds all rows
+        of one person.
         """
+        unit: Protected = "person" if persons and plan.unit == "record" else plan.unit
         asked = (
             (self._expiry() >= (today or date.today()), f"the policy has expired on {self.expires}"),
             (not self.plans or plan.hash in self.plans, f"the plan {plan.hash[:12]} is not among those allowed"),
             (not self.models or model in self.models, f"the model {model[:12] or '(none)'} is not among those allowed"),
-            (plan.unit == self.unit, f"the plan protects one {plan.unit}, and the policy requires one {self.unit}"),
+            (unit == self.unit, f"the plan protects one {unit}, and the policy requires one {self.unit}"),
             (plan.release.kind in self.releases, f"the release {plan.release.kind!r} is not allowed"),
             (own_code in self.own_code, f"user code that is {own_code!r} is not allowed"),
             (noise in self.noise, f"noise of mode {noise!r} is not allowed"),
@@ -124,11 +126,13 @@ class Policy:
         cohort = getattr(plan.release, "at_least", plan.clients.expected)
         if cohort < self.least_cohort:
             return f"a round may have {cohort:g} clients, and the least allowed is {self.least_cohort:g}"
-        return self.limit.mismatch(plan.unit, line.relation)
+        return self.limit.mismatch(unit, line.relation)
 
 
 def noise_of(event: Event) -> float:
-    """Return the noise multiplier of the innermost event; 0 if it states none."""
+    """Return the noise multiplier of an event, or of the event inside a sampled or shuffled one; 0 if it states
+    none.
+    """
     inner: Any = event
     while hasattr(inner, "event"):
         inner = inner.event

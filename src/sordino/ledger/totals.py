@@ -20,7 +20,7 @@ from functools import lru_cache
 
 from sordino import codec
 from sordino.accounting import accountant
-from sordino.accounting.bounds import Unit
+from sordino.accounting.bounds import Protected
 from sordino.accounting.events import Entries, Event, Relation
 from sordino.errors import ConfigError, PlanError, brief_repr
 
@@ -73,7 +73,7 @@ class Limit:
 
     epsilon: float
     delta: float
-    unit: Unit
+    unit: Protected
     relation: Relation = "replace_one"
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Limit:
             found = f"a limit of epsilon {brief_repr(self.epsilon)}, delta {brief_repr(self.delta)}"
             raise ConfigError(found, "epsilon above 0 and finite, and delta in [0, 1)")
 
-    def mismatch(self, unit: Unit, relation: Relation) -> str | None:
+    def mismatch(self, unit: Protected, relation: Relation) -> str | None:
         """Return why releases of this unit and relation cannot be compared with this limit; None if they can.
 
         A `replace_one` limit covers all relations, since replacing a unit is removing (or zeroing) it and adding
@@ -210,7 +210,7 @@ class RunEntry:
 
     dataset: str
     run: str
-    unit: Unit
+    unit: Protected
     relation: Relation
     items: tuple[Item, ...]
     jobs: int

@@ -74,7 +74,9 @@ def build_seeded(spec: Architecture, shape: Shape, outputs: int, seed: int, rows
             with torch.device("meta"):
                 count = sum(parameter.numel() for parameter in spec.build(shape, outputs).parameters())
         except RuntimeError as error:  # a shape beyond 64 bits
-            raise ConfigError(f"{name} for records of shape {list(shape)} ({error})", "a smaller net") from None
+            raise ConfigError(
+                f"{name} for records of shape {list(shape)} ({error})", "a net for this shape", "choose a smaller net"
+            ) from None
         if count > LARGEST:
             raise ConfigError(f"{name} of {count:,} parameters", f"at most {LARGEST:,}", "make its layers narrower")
     with forked_rng(), torch.device("cpu"):

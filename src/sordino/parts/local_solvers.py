@@ -146,7 +146,7 @@ class LocalSolver(Part):
         """Refuse a population that this solver cannot work with."""
 
     def own_event(self, client: int) -> Event:
-        """Return the event of one local step, where the solver adds noise (`AlreadyPrivate`)."""
+        """Return the privacy event of one local step of a solver that adds noise (`AlreadyPrivate`)."""
         raise NotImplementedError(f"{self.kind} adds no noise of its own")
 
     def own_noise(self, t: int, client: int) -> Mechanism | None:

@@ -187,7 +187,12 @@ class Release(Part):
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Release:
         """Return the same release with another noise multiplier, the same for all clients."""
-        raise PlanError("calibration", f"release {self.kind!r}, which has no noise multiplier", "a release with noise")
+        raise PlanError(
+            "calibration",
+            f"release {self.kind!r}, which has no noise multiplier",
+            "a release with noise",
+            "use central_noise",
+        )
 
     def with_noise_multipliers(self, noise_multipliers: tuple[float, ...]) -> Release:
         """Return the same release with a noise multiplier for every client."""

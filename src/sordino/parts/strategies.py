@@ -302,7 +302,7 @@ class _Banded(Toeplitz):
         return self.width
 
     def scale(self, t: int) -> float:
-        """Return the factor of n_t in the noise of round t."""
+        """Return the factor by which the recursion's noise n_t is multiplied in round t."""
         return 1.0
 
     def row(self, t: int) -> Floats:

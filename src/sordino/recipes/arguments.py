@@ -131,7 +131,7 @@ def plan_of(
     multiplier, release, denoiser = given["noise_multiplier"], given["release"], given["denoiser"]
     if (multiplier is None) == (release is None):
         found = "neither a noise multiplier nor a release" if release is None else "a noise multiplier and a release"
-        raise ConfigError(found, "exactly one of them", "a release has its own noise multiplier")
+        raise ConfigError(found, "exactly one of the two", "drop noise_multiplier: the release has its own")
     if release is None:
         release = noise(Gaussian(multiplier)) if multiplier else NoNoise()
     post, rounds, clients = (denoiser,) if denoiser else (), given["rounds"], given["clients"]

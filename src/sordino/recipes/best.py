@@ -117,7 +117,7 @@ def averaging_server(rounds: int, step: float, window: float, final: float = 1.0
     """
     if not (1 <= rounds <= LONGEST and natural(window) and (not window or window * rounds > TINY)):
         found = f"rounds = {brief_repr(rounds)}, window = {brief_repr(window)}"
-        raise PlanError("rounds", found, f"from 1 to {LONGEST:,} rounds, and a window of 0 or a share of them")
+        raise PlanError("rounds", found, f"from 1 to {LONGEST:,} rounds, and a window from 0 to 1")
     first = step * (1.0 - momentum)
     mean = Average(growth=1 + 1 / (window * rounds)) if window else None
     return Sgd(lr=Linear(first, final * first, rounds), momentum=momentum, average=mean)

@@ -125,7 +125,7 @@ def _bound(line: dict[str, Any]) -> str:
 def registry_entry(made: Certificate, about: About) -> dict[str, Any]:
     """Return the entry for OpenDP's registry; refuse a run without a guarantee or with repeatable noise."""
     if made["epsilon"] is None:
-        raise ConfigError("a run without a guarantee", "a run with noise")
+        raise ConfigError("a run without a guarantee", "a run with a finite epsilon", "run a plan that adds noise")
     if made["noise"]["mode"] != "secure":
         found = f"noise = {made['noise']['mode']!r}, which is for experiments"
         raise ConfigError(found, "secure noise", 'set noise = "secure" under [privacy] and run again')

@@ -116,7 +116,9 @@ class Admission:
     elsewhere: int = 0  # releases from other copies of the folder
 
     def note(self, number: int, head: str) -> None:
-        """Record, before its noise is drawn, the release of round `number` (from 1); `head` is the charge log's."""
+        """Record the release of round `number` (from 1) before its noise is drawn; `head` is the last hash of the
+        charge log.
+        """
         self.ledger.note_release(self.run, number, head, self.released)
         self.released += 1
 

@@ -118,8 +118,8 @@ def _read_charge(line: bytes) -> Charge | None:
 def _wrong_round(found: int, before: int | None, plan: Plan) -> str:
     """Return why round `found` cannot follow round `before`; empty if it can.
 
-    Rounds count up from 1; after a kill a round is repeated, or, from the older checkpoint, the round before it. A plan
-    with preparations begins at 0: they are charged before round 1.
+    Rounds count up from 1; after a kill the last round is repeated or, from an older checkpoint, the round before it.
+    Histograms of columns that are released before round 1 are charged as round 0.
     """
     first = 0 if plan.prepare else 1
     allowed = (first,) if before is None else (before - 1, before, before + 1)

@@ -20,6 +20,7 @@ from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.data import lineage
 from sordino.data.clients import unwrapped_model
+from sordino.data.files import CsvFormat
 from sordino.engines.base import Engine
 from sordino.engines.checks import column_scales, released_histograms, scaled
 from sordino.engines.inprocess import InProcess
@@ -113,6 +114,8 @@ def _finish(
     attach_lineage(model, config, before)
     if config.plan.prepare:
         write_preparations(folder.path, task, state)
+    if task.encoding is not None and not isinstance(config.task.model, InMemoryModel):
+        write_bundle(folder.path, config, task, state)
     made = folder.finish(model_bytes(model), None if key is None else partial(certificate_file.sign, key=key))
     register_lineage(model, task, (*before, EarlierRun.of_certificate(made, writer.header.run, lineage.IN_PROCESS)))
     if refused is not None:
@@ -134,7 +137,8 @@ def earlier_runs(task: Task) -> lineage.Runs:
 def attach_lineage(model: nn.Module, config: Config, before: lineage.Runs) -> None:
     """Attach this run's planned cost and the runs `before` it to a model, so that they are saved with the model."""
     plan = config.plan
-    planned = EarlierRun.of_cost(plan.forecast, config.delta, f"plan {plan.hash[:16]}", lineage.IN_FILE)
+    cost = replace(plan.forecast, unit="person") if "person" in config.facts else plan.forecast
+    planned = EarlierRun.of_cost(cost, config.delta, f"plan {plan.hash[:16]}", lineage.IN_FILE)
     lineage.attach_lineage(model, (*before, planned), lineage.lineage_note(planned, before))
 
 
@@ -151,8 +155,18 @@ def write_preparations(path: Path, task: Task, state: State) -> None:
     durable_files.write(path / PREPARED, json.dumps(column_scales(task, state), indent=1).encode() + b"\n")
 
 
+def write_bundle(path: Path, config: Config, task: Task, state: State) -> None:
+    """Write bundle.json, by which `sordino predict` scores raw rows with the model."""
+    from sordino.runs.bundle import Bundle, with_released_ranges
+
+    assert task.encoding is not None
+    encoding = with_released_ranges(task.encoding, column_scales(task, state)) if task.waiting else task.encoding
+    written = codec.read(CsvFormat, config.task.options.get("format", {}), "task.options.format")
+    Bundle(encoding=encoding, model=config.task.model, seed=config.run.seed, csv=written).write(path)
+
+
 def with_released_columns(task: Task, folder: Path) -> Task:
-    """Return the task with its columns scaled by the histograms in a run's prepared.json, as the rounds saw it."""
+    """Return the task with its columns scaled by the histograms in a run's prepared.json, as in the run's rounds."""
     if not task.waiting:
         return task
     released = json.loads(durable_files.read(folder / PREPARED))

@@ -7,6 +7,7 @@
     receipts.jsonl    refusals and charges that silos report, where the cohort is not secret
     refused.json      the round that a budget refused       certificate.sig  optional signature
     prepared.json     histograms of columns, released before round 1, by which new rows are scaled
+    bundle.json       what a row's columns mean, and the architecture, of a run on a table: `sordino predict` needs it
     ledger.json       statement of the data set's ledger after this run, where a ledger is named
     model.safetensors, certificate.json
     checkpoint/       owner only, never released: the last two states, the keyed fingerprint of the data, a second copy
@@ -242,7 +243,7 @@ def subjects(targets: list[Path]) -> list[Subject]:
     paths = [target.resolve().parts for target in targets]
     twice = next((parts for parts in paths if paths.count(parts) > 1), None)
     if twice is not None:
-        raise ConfigError(f"{'/'.join(twice)} twice", "every run once")
+        raise ConfigError(f"{'/'.join(twice)} twice", "every run once", "drop the repeated path")
     words = next(n for n in range(1, max(map(len, paths)) + 1) if len({parts[-n:] for parts in paths}) == len(paths))
     return [subject(target, "/".join(parts[-words:])) for target, parts in zip(targets, paths, strict=True)]
 

@@ -38,7 +38,7 @@ def choose_engine(engine: str | None, workers: int | None) -> tuple[str, int]:
     rank = os.environ.keys() >= RANK
     if rank and workers is not None:
         found = f"--workers {workers} in a process that torchrun started"
-        raise ConfigError(found, "one of them", "drop --workers: torchrun's --nproc-per-node sets the number")
+        raise ConfigError(found, "torchrun or --workers", "drop --workers: torchrun's --nproc-per-node sets the number")
     if rank and engine == "inprocess":
         found = "--engine inprocess in a process that torchrun started"
         raise ConfigError(found, "--engine distributed, or no torchrun", "drop one of them")

@@ -88,7 +88,7 @@ def check_run(config: Config, task: Task, engine: Engine) -> None:
 def run_rounds(
     config: Config, task: Task, start: RunStart, engine: Engine, show: OnRound | None = None
 ) -> tuple[State, BudgetError | None]:
-    """Run the remaining rounds, until a budget or the stopping rule ends them; return the last state and a refusal."""
+    """Run the remaining rounds; return the last state, and the budget error if a budget ended the run early."""
     plan, asked, refused = config.plan, config.run, start.refused
     state = State.initial(plan, task.layout.flatten(task.model))
     if start.state is not None:

@@ -32,7 +32,9 @@ def solve(config: Config, *, epsilon: float | None, delta: float | None = None, 
     if config.budgets:
         if epsilon is not None or free != NOISE:
             found = "a budget for every silo, and " + ("--epsilon" if epsilon is not None else f"--free {free}")
-            raise ConfigError(found, "one of them", "drop the option: every silo is solved for its own budget")
+            raise ConfigError(
+                found, "either budgets or the option", "drop the option: every silo is solved for its own budget"
+            )
         return calibrate_silos(config.plan, config.budgets)
     if epsilon is None:
         raise ConfigError("no --epsilon, and no budgets under [privacy] silos", "a target epsilon", "add --epsilon 4")

@@ -137,10 +137,12 @@ class SweepSpec:
 
     def __post_init__(self) -> None:
         if self.grid and self.random:
-            raise ConfigError("[sweep.grid] and [sweep.random]", "one of them", "write the lists under [sweep.random]")
+            raise ConfigError(
+                "[sweep.grid] and [sweep.random]", "one of the two tables", "write the lists under [sweep.random]"
+            )
         if not (self.grid or self.random or self.recipe or self.epsilon):
             found = "[sweep] without grid, random, recipe and epsilon"
-            raise ConfigError(found, "one of them", 'write "recipe.lr" = [0.1, 0.3] under [sweep.grid]')
+            raise ConfigError(found, "at least one of them", 'write "recipe.lr" = [0.1, 0.3] under [sweep.grid]')
 
     def settings(self) -> list[Changes]:
         """Return every combination of epsilon, recipe and keys, each once; run.seed is not part of a setting.

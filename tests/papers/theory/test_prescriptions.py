@@ -18,6 +18,7 @@ from sordino.task import Task
 from sordino_papers import theory
 from sordino_papers.theory import Federation, Prescription, Upload
 from sordino_papers.theory import local_noise as silo
+from sordino_papers.theory.lower_bounds import shuffled_round
 
 LOOSE = Federation(
     records=1000,
@@ -380,3 +381,14 @@ def test_the_rule_is_the_best_power_for_laplace_noise_but_only_for_it() -> None:
 def test_impossible_uploads_are_refused(ask: Callable[[], Any]) -> None:
     with pytest.raises(SideConditionError):
         ask()
+
+
+def test_a_shuffled_round_is_theorem_f2() -> None:
+    e0, n, silos, slack = 0.1, 1, 10_000, 1e-6
+    step = 8 * math.sqrt(math.exp(e0) * math.log(4e6)) / 100 + 8 * math.exp(e0) / 10_000
+    by_hand = math.log(1 + (math.exp(e0) - 1) / (math.exp(e0) + 1) * step)
+    found = shuffled_round(epsilon=e0, delta=1e-9, records=n, population=silos, slack=slack)
+    assert found == pytest.approx((by_hand, slack + 2e4 * 1e-9), rel=1e-12)
+    assert found[0] < e0
+    with pytest.raises(SideConditionError, match=r"N / \(16"):
+        shuffled_round(epsilon=0.1, delta=0.0, records=100, population=1000, slack=1e-6)

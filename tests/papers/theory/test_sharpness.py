@@ -18,10 +18,12 @@ from sordino.loop import run
 from sordino.parts.samplers import Everyone
 from sordino.recipes import dp_fed_sam
 from sordino.task import Task
+from sordino_papers.theory import sharpness
 from sordino_papers.theory.sharpness import (
     Descent,
     Sharp,
     claimed_descent,
+    claimed_epsilon,
     claimed_generalisation,
     claimed_round_epsilon,
     claimed_sensitivity,
@@ -103,3 +105,26 @@ def test_a_side_condition_that_fails_is_named() -> None:
         claimed_sensitivity(step=1.0, rho=0.1, steps=10, smooth=1.0)
     with pytest.raises(SideConditionError, match="delta"):
         claimed_round_epsilon(PAPER, delta=1.5)
+
+
+@pytest.mark.parametrize(("rounds", "epsilon"), [(200, 8.51), (300, 10.79)])
+def test_eq_16_gives_the_epsilons_of_the_papers_settings(rounds: int, epsilon: float) -> None:
+    found = claimed_epsilon(rate=0.1, noise_multiplier=0.95, rounds=rounds, delta=1 / 500)
+    assert found == pytest.approx(epsilon, abs=0.006)
+
+
+def test_eq_16_at_an_integer_order_is_the_sum_over_binomials() -> None:
+    """E[(1 - q + q mu_1/mu_0)^a] = sum_k C(a, k) (1-q)^(a-k) q^k exp((k^2 - k)/(2 sigma^2))."""
+    q, sigma, order, delta = 0.1, 2.0, 4, 1e-3
+    total = sum(
+        math.comb(order, k) * (1 - q) ** (order - k) * q**k * math.exp((k * k - k) / (2 * sigma**2))
+        for k in range(order + 1)
+    )
+    by_hand = 7 * math.log(total) / 3 + math.log(1 - 1 / order) - (math.log(order) + math.log(delta)) / 3
+    orders, sharpness.ORDERS = sharpness.ORDERS, (float(order),)
+    try:
+        assert claimed_epsilon(rate=q, noise_multiplier=sigma, rounds=7, delta=delta) == pytest.approx(
+            by_hand, rel=1e-6
+        )
+    finally:
+        sharpness.ORDERS = orders

@@ -87,3 +87,23 @@ def _check(records: int, silos: int, epsilon: float, rounds: Rounds) -> None:
     require(silos >= least, f"silos = {silos}", f"silos >= {least:.4g} (16 ln(2/(delta_r n)), {where})")
     small = (records * silos) ** -2.0
     require(rounds.total <= small, f"total delta = {rounds.total:.3g}", f"at most {small:.3g} (1/(n N)^2, {where})")
+
+
+def shuffled_round(*, epsilon: float, delta: float, records: int, population: int, slack: float) -> tuple[float, float]:
+    """(epsilon, delta) of one round whose N messages, each (epsilon_0, delta_0)-DP for a record, are shuffled.
+
+        epsilon = ln[1 + (e^e0 - 1)/(e^e0 + 1) (8 sqrt(e^(n e0) ln(4/slack))/sqrt(N) + 8 e^(n e0)/N)]
+        delta = slack + 2 N n e^((n-1) e0) delta_0
+
+    Side condition: epsilon_0 <= ln(N / (16 ln(2/slack))) / n. Paper 001, Theorem F.2; n records in each silo.
+    """
+    require_budget(epsilon=epsilon, delta=slack)
+    require_count(records=records, population=population)
+    require(0.0 <= delta < 1.0, f"delta = {delta:g}", "0 <= delta < 1")
+    inside = population / (16 * math.log(2 / slack))
+    most = math.log(inside) / records if inside > 0 else -math.inf
+    require(epsilon <= most, f"epsilon = {epsilon:g}", f"epsilon <= {most:.4g} = ln(N / (16 ln(2/slack))) / n")
+    grown = math.exp(records * epsilon)
+    step = 8 * math.sqrt(grown * math.log(4 / slack) / population) + 8 * grown / population
+    amplified = math.log1p(math.tanh(epsilon / 2) * step)
+    return amplified, slack + 2 * population * records * math.exp((records - 1) * epsilon) * delta

@@ -1,0 +1,126 @@
+"""Delivery of the finished model and its certificate to every silo, and evaluation on a silo's own held-out rows.
+
+    server:  mark, a line of JSON {run, certificate, model}: sizes in bytes, then both files       -> every silo
+    silo:    DIR/model/model.safetensors, certificate.json, bundle.json; evaluation.json, which never leaves
+
+Both files are released already, so that a delivery costs nothing. A silo takes the result of a run that it took part
+in and no other, and weights that fit its model and have the hash that the certificate states.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from sordino import codec
+from sordino.codec import durable_files
+from sordino.data.clients import Records
+from sordino.data.metrics import Auc, Predictions
+from sordino.errors import DataError
+from sordino.outcome import load_weights
+from sordino.runs.bundle import CERTIFICATE, MODEL, Bundle
+from sordino.task import Task, evaluate
+
+MARK = b"sordino result 1\n"
+FOLDER, EVALUATION = "model", "evaluation.json"
+HEAD, MOST_CERTIFICATE = 4096, 16 << 20  # bytes
+TAKEN = b"taken"
+
+
+class Exchange(Protocol):
+    """Channel that sends bytes to silos and yields their answers until a deadline."""
+
+    def exchange(self, bodies: Mapping[int, bytes], deadline: float) -> Iterator[tuple[int, bytes]]: ...
+
+
+def deliver(folder: Path, silos: int, channel: Exchange, seconds: float) -> list[int]:
+    """Send model and certificate of a finished run to all silos; return the numbers of those that took them."""
+    model, certificate = ((folder / name).read_bytes() for name in (MODEL, CERTIFICATE))
+    run = json.loads(certificate)["run"]["id"]
+    head = json.dumps({"run": run, "certificate": len(certificate), "model": len(model)}).encode()
+    body = MARK + head + b"\n" + certificate + model
+    answers = channel.exchange(dict.fromkeys(range(silos), body), time.time() + seconds)
+    return sorted(silo for silo, answer in answers if answer == TAKEN)
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class Inbox:
+    """Where a silo keeps the model that it receives; `knows` tells whether it took part in a run."""
+
+    folder: Path
+    task: Task
+    bundle: Bundle | None  # of a table: by it raw rows are scored
+    knows: Callable[[str], bool]
+    heldout: Records | None  # rows of this silo that did not train
+    log: Callable[[str], None]
+
+    def take(self, body: bytes) -> bytes:
+        """Check and keep a delivered model; evaluate it on the held-out rows, of which nothing is sent."""
+        run, certificate, model = self._parse(body)
+        if not self.knows(run):
+            raise DataError(f"the result of run {run}, which this silo does not know", "that of a run of its own")
+        try:
+            made = json.loads(certificate)
+            named = made["model_sha256"], made["run"]["id"]
+        except (ValueError, KeyError, TypeError):
+            raise DataError("a delivered certificate that cannot be read", "the certificate of the run") from None
+        if named != (hashlib.sha256(model).hexdigest(), run):
+            raise DataError("a model or a run that the delivered certificate does not name", "those that it certifies")
+        figures = self._figures(model)
+        place = self.folder / FOLDER
+        place.mkdir(exist_ok=True)
+        durable_files.write(place / MODEL, model)
+        durable_files.write(place / CERTIFICATE, certificate)
+        if self.bundle is not None:
+            self.bundle.write(place)
+        if figures:
+            text = json.dumps(figures, indent=1) + "\n"
+            durable_files.write(place / EVALUATION, text.encode(), durable_files.PRIVATE)
+        self.log(f"run {run}: model and certificate are in {place}" + (f"; {EVALUATION} is for you" if figures else ""))
+        return TAKEN
+
+    def _parse(self, body: bytes) -> tuple[str, bytes, bytes]:
+        end = body.find(b"\n", len(MARK), len(MARK) + HEAD)
+        try:
+            head = json.loads(body[len(MARK) : end])
+            run, *sizes = (head[name] for name in ("run", "certificate", "model"))
+        except (ValueError, KeyError, TypeError):
+            raise DataError("a delivered result that cannot be read", "a result as a server writes it") from None
+        whole = all(type(size) is int and size >= 0 for size in sizes) and sum(sizes) == len(body) - end - 1
+        most = 4 * self.task.layout.size + MOST_CERTIFICATE
+        fits = whole and sizes[0] <= MOST_CERTIFICATE and sizes[1] <= most
+        if not (isinstance(run, str) and re.fullmatch("[0-9a-f]{32}", run) and fits):
+            raise DataError("a delivered result of another form or size", "a result as a server writes it")
+        data = body[end + 1 :]
+        return run, data[: sizes[0]], data[sizes[0] :]
+
+    def _figures(self, model: bytes) -> dict[str, Any]:
+        """Return metrics of the model on the held-out rows; loads the weights even without such rows, as a check."""
+        held = copy.deepcopy(self.task.model)
+        try:
+            load_weights(held, safetensors.torch.load(model))
+        except (SafetensorError, RuntimeError) as error:
+            found = f"delivered weights that do not fit this silo's model ({error})"
+            raise DataError(found, "the weights of the run") from None
+        rows = self.heldout
+        if rows is None:
+            return {}
+        figures: dict[str, Any] = {"rows": len(rows), **evaluate(held.eval(), rows, self.task.losses)}
+        with torch.no_grad():
+            seen = Predictions(held(rows.x), rows.y, self.task.losses)
+        with suppress(DataError):  # numbers, or one class only
+            figures |= Auc().values(seen)
+        return figures

@@ -1,0 +1,154 @@
+"""Bundle of a model that scores raw rows of a table: `sordino predict`. Written by `execute` and by silos.
+
+    model.safetensors     the weights
+    bundle.json           what a row's columns mean, the classes, the architecture; how this site writes its files
+    certificate.json      the guarantee; states the hash of model.safetensors
+
+A run's folder is a bundle, and so is a folder of copies of these three files. Nothing in it is read from private rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from sordino import codec
+from sordino.codec import durable_files
+from sordino.data.files import CsvFormat, read_table
+from sordino.data.records import Array
+from sordino.data.tables import Encoding, check_columns
+from sordino.errors import ConfigError, DataError
+from sordino.models import Architecture, build_seeded
+from sordino.outcome import load_weights
+
+BUNDLE, MODEL, CERTIFICATE = "bundle.json", "model.safetensors", "certificate.json"
+FORMAT = 1
+BATCH = 65536  # rows that are scored at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """Encoding and architecture of a model on a table; `csv` is how the bundle's own site writes its files."""
+
+    encoding: Encoding
+    model: Architecture
+    seed: int = 0
+    csv: CsvFormat = field(default_factory=CsvFormat)
+    format: int = FORMAT
+
+    def write(self, folder: Path) -> None:
+        durable_files.write(folder / BUNDLE, (json.dumps(codec.dump(self), indent=1) + "\n").encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Bundle:
+        """Read bundle.json of a folder; refuse a folder without one, or of another format."""
+        try:
+            table = json.loads((folder / BUNDLE).read_bytes())
+        except FileNotFoundError:
+            fix = "runs on tables (dataset = csv) whose model a file names write it; score others in Python"
+            raise ConfigError(f"no {BUNDLE} in {folder}", "the folder of a run, or of a model", fix) from None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{folder / BUNDLE}, which cannot be read ({error})", "an intact bundle") from None
+        if not isinstance(table, dict) or table.get("format") != FORMAT:
+            raise ConfigError(
+                f"{folder / BUNDLE} of another format", f"format {FORMAT}", "use the sordino that wrote it"
+            )
+        codec.load_plugins()
+        found: Bundle = codec.read(cls, table, BUNDLE)
+        return found
+
+    def load(self, weights: bytes) -> nn.Module:
+        """Return the model with these weights, a safetensors file."""
+        rows = 1 if self.encoding.person is None else self.encoding.person.rows
+        shape = (self.encoding.width,) if rows == 1 else (rows, self.encoding.width)
+        model = build_seeded(self.model, shape, self.encoding.classes or 1, self.seed, rows)
+        try:
+            load_weights(model, safetensors.torch.load(weights))
+        except (SafetensorError, RuntimeError) as error:
+            raise DataError(f"weights that do not fit the bundle ({error})", "the model of this bundle") from None
+        return model.eval()
+
+    def outputs(self, model: nn.Module, x: Array) -> Tensor:
+        """Return the outputs [n, classes or 1] of a model for rows [n, width]."""
+        rows = torch.from_numpy(x.astype(np.float32))
+        with torch.no_grad():
+            if self.encoding.person is not None and self.encoding.person.rows > 1:
+                parts = [model(part[:, None])[:, 0] for part in torch.split(rows, BATCH)]
+            else:
+                parts = [model(part) for part in torch.split(rows, BATCH)]
+        return torch.cat(parts)
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes; empty where a number is predicted."""
+        return list(self.encoding.words) or [str(one) for one in range(self.encoding.classes or 0)]
+
+
+def checked_model(folder: Path) -> tuple[bytes, dict[str, Any]]:
+    """Return weights and certificate of a bundle; refuse weights that the certificate does not name."""
+    try:
+        weights, made = (folder / MODEL).read_bytes(), json.loads((folder / CERTIFICATE).read_bytes())
+        wanted = str(made["model_sha256"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{folder}, which cannot be read ({error})", f"a folder with {MODEL} and {CERTIFICATE}"
+        ) from None
+    if hashlib.sha256(weights).hexdigest() != wanted:
+        found = f"{folder / MODEL}, whose hash is not the one in {CERTIFICATE}"
+        raise DataError(found, "the model that was certified", "copy both files from the same run")
+    return weights, made
+
+
+def predict(folder: Path, rows: Path, out: Path, written: CsvFormat | None = None, keep: tuple[str, ...] = ()) -> int:
+    """Score the raw rows of a table, with or without the target, into a .csv; return their number.
+
+    The columns of `out`: the number of the row from 1, the columns to `keep`, the prediction, and for classes the
+    probability of each. `written` is how the file is written; by default as the bundle's own site does.
+    """
+    bundle = Bundle.read(folder)
+    weights, _ = checked_model(folder)
+    table = read_table(rows, written or bundle.csv)
+    check_columns(bundle.encoding, table, keep)
+    outputs = bundle.outputs(bundle.load(weights), bundle.encoding.features(table))
+    if bundle.classes:
+        shares = torch.softmax(outputs.double(), -1) if outputs.shape[-1] > 1 else _two_sides(outputs)
+        found = [bundle.classes[place] for place in shares.argmax(-1).tolist()]
+        scores = [[f"{share:.6g}" for share in line] for line in shares.tolist()]
+    else:
+        numbers = bundle.encoding.unscaled(outputs.double().numpy()[:, 0])
+        found, scores = [f"{value:.6g}" for value in numbers.tolist()], [[] for _ in range(len(numbers))]
+    held = [table.column(name) for name in keep]
+    with open(out, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["row", *keep, "prediction", *(f"probability_{name}" for name in bundle.classes)])
+        for place, (prediction, line) in enumerate(zip(found, scores, strict=True)):
+            writer.writerow([place + 1, *(column[place] for column in held), prediction, *line])
+    return len(found)
+
+
+def _two_sides(outputs: Tensor) -> Tensor:
+    share = torch.sigmoid(outputs.double()[:, :1])
+    return torch.cat([1 - share, share], 1)
+
+
+def with_released_ranges(encoding: Encoding, scales: Mapping[str, Any]) -> Encoding:
+    """Return the encoding with ranges and imputations that were read off released histograms (prepared.json)."""
+    columns = []
+    for name, column in zip(encoding.names, encoding.columns, strict=True):
+        own = scales.get(name)
+        if own is not None:
+            fill = own.get("missing", column.missing)
+            column = replace(column, range=tuple(own["range"]), missing=fill, quantiles=None, histogram=None)
+        columns.append(column)
+    return replace(encoding, columns=tuple(columns))
