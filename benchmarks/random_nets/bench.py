@@ -88,6 +88,7 @@ def markdown(found: Row) -> str:
         f"{found['date']}, seed {found['seed']}; {made['cpu']}, {made['cores']} cores, of which one is used; load "
         f'{load}; Python {made["python"]}, {versions}. memory= is "{found["memory"]}".',
         "",
+        *([found["note"], ""] if "note" in found else []),
     ]
     for figure, title in FIGURES.items():
         text += [f"**{title}**", "", f"| net | batch | {' | '.join(names)} | ours / plain |"]
@@ -95,10 +96,10 @@ def markdown(found: Row) -> str:
         for net, batch in dict.fromkeys((row["net"], row["batch"]) for row in found["rows"]):
             entries = [known[net, batch, name].get(figure) for name in names]
             shown = ["failed" if value is None else f"{value:,.0f}" for value in entries]
-            ratio = _ratio(known, net, batch, figure)
+            ratio = None if figure in found.get("no_ratio", ()) else _ratio(known, net, batch, figure)
             text.append(f"| {net} | {batch} | {' | '.join(shown)} | {'' if ratio is None else f'{ratio:.2f}'} |")
         text.append("")
-    return "\n".join([*text, *_summary(known)]) + "\n"
+    return "\n".join([*text, *_summary(known, [one for one in FIGURES if one not in found.get("no_ratio", ())])]) + "\n"
 
 
 def _ratio(known: dict[tuple[str, int, str], Row], net: str, batch: int, figure: str) -> float | None:
@@ -106,13 +107,14 @@ def _ratio(known: dict[tuple[str, int, str], Row], net: str, batch: int, figure:
     return ours / plain if ours and plain else None
 
 
-def _summary(known: dict[tuple[str, int, str], Row]) -> list[str]:
+def _summary(known: dict[tuple[str, int, str], Row], figures: list[str]) -> list[str]:
     """Geometric means of ours / plain SGD by family."""
-    lines = ["| ours / plain SGD, geometric mean | CPU time | live tensors | RSS |", "|---|---|---|---|"]
+    lines = [f"| ours / plain SGD, geometric mean | {' | '.join(FIGURES[one] for one in figures)} |"]
+    lines.append("|---|" + "---|" * len(figures))
     for family in dict.fromkeys(net.partition(":")[0] for net, _, _ in known):
         pairs = dict.fromkeys((net, batch) for net, batch, _ in known if net.startswith(family + ":"))
         means = []
-        for figure in FIGURES:
+        for figure in figures:
             ratios = [ratio for net, batch in pairs if (ratio := _ratio(known, net, batch, figure)) is not None]
             means.append(f"{geometric_mean(ratios):.2f}" if ratios else "")
         lines.append(f"| {family} | {' | '.join(means)} |")
