@@ -27,6 +27,8 @@ ELSEWHERE = {  # blocks by page and title, commands by their first word: the tes
     ("docs/deploy.md", "on the server"): "tests/deploy/test_across_hosts.py",
     ("docs/deploy.md", "on the server, when the keys are there"): "tests/deploy/test_across_hosts.py",
     ("docs/deploy.md", "in every silo"): "tests/deploy/test_across_hosts.py",
+    ("docs/hospital-tables.md", "tables: on the server"): "tests/deploy/test_messy_hospitals.py",
+    ("docs/hospital-tables.md", "tables: in every silo, at the end"): "tests/deploy/test_messy_hospitals.py",
     ("docs/deploy.md", "your app"): "tests/deploy/test_private_app.py",
     ("docs/from-flower.md", "flwr"): "tests/deploy/test_internals.py",
     ("docs/dp-sgd.md", "train.py"): "tests/dpsgd/test_many_processes.py",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sordino import data as data
     from sordino import engines as engines
     from sordino import errors as errors
+    from sordino import features as features
     from sordino import models as models
     from sordino import parts as parts
     from sordino import recipes as recipes

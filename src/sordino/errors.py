@@ -97,9 +97,7 @@ class EngineError(UserError):
 
 
 class SideConditionError(UserError):
-    """Raised where a closed-form bound is used outside the range in which it is proved; the message gives the
-    numbers.
-    """
+    """Raised where a closed-form bound is used outside the range in which it is proved; the message has the numbers."""
 
 
 class UnreachableError(UserError):

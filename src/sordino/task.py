@@ -110,7 +110,9 @@ class Task:
         tested, asked = Clients.of(rest) if rest else None, metrics_of(metrics)
         each = None if numbers is None else torch.from_numpy(numbers.reshape(-1))
         names = () if words is None else tuple(str(name) for name in words)
-        return cls(model, held, test, loss, public, source, asked, each, names, own_code=own_code, client_test=tested)
+        origin = PublicSource(values=() if data is None else data.declared)
+        return cls(model, held, test, loss, public, source, asked, each, names, source=origin, own_code=own_code,
+                   client_test=tested)  # fmt: skip
 
     @classmethod
     def server(

@@ -158,7 +158,7 @@ def test_calibrate_never_overwrites(tmp_path: Path) -> None:
         ("--epsilon 0", "epsilon 0"),
         ("--epsilon nan", "epsilon nan"),
         ("--epsilon 1 --delta 1", "delta = 1"),
-        ("--epsilon 0.01 --free rounds", "round already"),
+        ("--epsilon 0.01 --free rounds", "already for 1 round"),
         ("", "--epsilon"),
     ],
 )

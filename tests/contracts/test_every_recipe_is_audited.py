@@ -41,6 +41,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "dp_ftrl": [{**USUAL, "clients": RoundRobin(40, 10), "rounds": 12}],
     "band_mf": [{**WORK, "population": 40, "groups": 3, "cohort": 4.0, "rounds": 12}],
     "best": [{"population": 40, "epsilon": 8.0, "rounds": 3}],
+    "head": [{"population": 40, "epsilon": 8.0, "rounds": 3}],
     "client_side_fed_avg": [{**TURNS, "mechanism": mechanism} for mechanism in (Laplace(2.0), Gaussian(1.0))],
 }
 TRIALS = 12_000

@@ -285,7 +285,7 @@ def test_the_first_mean_is_refused_in_a_sentence_that_names_the_word() -> None:
     data = [(noise(5, WIDTH, seed=c), torch.arange(5) % 3) for c in range(40)]
     release = CentralNoise(Gaussian(3.0))
     asked = plan(rounds=1, clients=Everyone(40), release=release, local=LocalSgd(lr=0.5, epochs=1))
-    with pytest.raises(PlanError, match=r'\[own code\] a model that no graph.*own_code = "trusted"'):
+    with pytest.raises(PlanError, match=r'\[own code\] a model of which no graph.*own_code = "trusted"'):
         so.train(asked, Task.of(FirstMean(), data))
 
 

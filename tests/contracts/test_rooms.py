@@ -17,7 +17,7 @@ ORDER = (
     *("version", "lazy", "errors", "rng", "codec", "layout", "graph", "kernels"),  # values, random streams, code
     *("accounting", "parts", "plan", "recipes"),  # what a release costs, what an algorithm is made of, the algorithm
     *("ledger", "certificate"),  # what outlives a run, what is said of it
-    *("data", "task", "models", "dpsgd", "engines"),  # whose records, which model, who computes
+    *("data", "task", "models", "dpsgd", "features", "engines"),  # whose records, which model, who computes
     *("loop", "outcome", "config"),  # the loop, what it leaves, the file
     *("report", "runs", "federation", "tuning", "audit", "training", "cli"),  # what is built on it
 )

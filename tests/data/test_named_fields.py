@@ -142,7 +142,7 @@ MISTAKES: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         "the same number of records in every field",
     ),
-    "labels alone": ([{"labels": 0}], {}, "labels alone"),
+    "labels alone": ([{"labels": 0}], {}, "labels and no inputs"),
     "no number": ([{"input_ids": [object()], "labels": 0}], {}, "no list of numbers"),
 }
 

@@ -78,8 +78,8 @@ NAN = np.where(np.arange(20).reshape(10, 2) > 16, np.nan, 0.0)
         ({"x": X.astype(str), "y": Y}, "numbers"),
         ({"x": X.astype("m8[s]"), "y": Y}, "numbers"),
         ({"x": X, "y": Y.astype(np.uint64) + np.uint64(2**63)}, "9223372036854775809 classes"),
-        ({"x": X.astype(np.uint64) + np.uint64(2**63), "y": Y}, "64 bits"),
-        ({"x": X, "y": Y, "groups": Y.astype(np.uint64) + np.uint64(2**63)}, "64 bits"),
+        ({"x": X.astype(np.uint64) + np.uint64(2**63), "y": Y}, "int64"),
+        ({"x": X, "y": Y, "groups": Y.astype(np.uint64) + np.uint64(2**63)}, "int64"),
         ({"x": X, "y": Y, "classes": 0}, "0 classes"),
         ({"x": np.array([[{}]] * 10), "y": Y}, "cannot be read"),
     ],
@@ -165,7 +165,7 @@ def test_a_file_of_its_own_may_be_named_as_the_test(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"test": "a.csv"}, "the training file itself"),
+        ({"test": "a.csv"}, "is the training file"),
         ({"test": "absent.csv"}, "does not exist"),
         ({"test": "b.csv", "public_test_fraction": 0.2}, "one declaration of which rows are public"),
         ({"public_test_fraction": 1.5}, "between 0 and 1"),

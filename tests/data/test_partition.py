@@ -129,7 +129,7 @@ def test_some_natural_clients_keep_all_their_records_and_no_others() -> None:
 @pytest.mark.parametrize(
     ("partitioner", "said"),
     [
-        (Iid(601), "600 records; needed at least 601"),
+        (Iid(601), "600 records for this partition; needed at least 601"),
         (Dirichlet(100, 1.0, least=7), "at least 700"),
         (Shards(301), "at least 602"),
         (SortedTarget(601), "at least 601"),

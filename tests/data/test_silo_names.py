@@ -80,7 +80,7 @@ def test_the_data_are_cut_in_the_order_of_the_names(tmp_path: Path) -> None:
     [
         ({"privacy": SAME.replace("NY", "NYC")}, "silo 'NYC' in privacy.silos"),
         ({"privacy": "silos.NY = { epsilon = 1 }"}, "no silo 'Bern' in privacy.silos"),
-        ({"privacy": "silos = [{ epsilon = 1 }, { epsilon = 2 }, { epsilon = 4 }]", "sizes": LIST}, "whose order"),
+        ({"privacy": "silos = [{ epsilon = 1 }, { epsilon = 2 }, { epsilon = 4 }]", "sizes": LIST}, "their order"),
         ({"privacy": "", "sizes": LIST, "recipe": "epsilons = [4, 2, 1]"}, "values by the silos' names"),
         ({"privacy": "", "sizes": LIST, "recipe": "epsilons = [4]"}, "values by the silos' names"),
         ({"task": 'silos = ["NY", "LA"]'}, "silo 'Bern' in recipe.sizes"),

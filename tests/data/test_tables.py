@@ -119,10 +119,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"ranges": [0, 1]}, "did you mean 'range'"),
     ({"range": [0, 1], "missing": 7}, "inside the range"),
     ({"range": [0, 1], "missing": "often"}, '"mean" or "median"'),
-    ({"range": [0, 1], "missing": "median"}, "a noised histogram to read it off"),
-    ({"quantiles": [0.1, 0.9]}, "depends on private rows"),
+    ({"range": [0, 1], "missing": "median"}, "a noised histogram from which it is computed"),
+    ({"quantiles": [0.1, 0.9]}, "computed from private rows"),
     ({"quantiles": [0.9, 0.1], "histogram": {"epsilon": 1.0, "within": [0, 1]}}, "0 <= low < high <= 1"),
-    ({"range": [0, 1], "histogram": {"epsilon": 1.0, "within": [0, 1]}}, "nothing that is read off it"),
+    ({"range": [0, 1], "histogram": {"epsilon": 1.0, "within": [0, 1]}}, "a histogram that is not used"),
     (
         {"range": [0, 1], "quantiles": [0, 1], "histogram": {"epsilon": 1.0, "within": [0, 1]}},
         "drop range or quantiles",
@@ -207,7 +207,7 @@ def test_files_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
         load("csv", files=str(tmp_path / "sites"), **OPTIONS)
     with pytest.raises(DataError, match="no file for files"):
         load("csv", files=str(tmp_path / "nowhere" / "*.csv"), **OPTIONS)
-    with pytest.raises(ConfigError, match="the training file itself"):
+    with pytest.raises(ConfigError, match="is the training file"):
         load("csv", files=[str(tmp_path / "sites" / "CA.csv")], test=str(tmp_path / "sites" / "CA.csv"), **OPTIONS)
     with pytest.raises(ConfigError, match="two files named 'CA'"):
         load("csv", files=[str(tmp_path / "CA.csv"), str(tmp_path / "sites" / "CA.csv")], **OPTIONS)
@@ -249,7 +249,7 @@ def test_a_file_that_is_not_here_is_no_mistake_of_the_plan(tmp_path: Path) -> No
 
 def test_plan_refuses_a_test_that_is_a_silo(tmp_path: Path) -> None:
     path = str(_write(tmp_path / "a.csv", ROWS))
-    with pytest.raises(ConfigError, match="the training file itself"):
+    with pytest.raises(ConfigError, match="is the training file"):
         preview("csv", {**OPTIONS, "path": path, "test": path})
     with pytest.raises(ConfigError, match="one declaration of which"):
         preview("csv", {**OPTIONS, "path": path, "test": "b.csv", "public_test_fraction": 0.5})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import zipfile
 from pathlib import Path
 from statistics import median
 
@@ -17,6 +18,7 @@ import pytest
 from tests.deploy import hospitals
 
 from sordino.engines.messages import Job
+from sordino.federation.flower_api import APP
 from sordino.federation.local_federation import HERE, LocalFederation, descendants, flower_command
 
 ECHO = """
@@ -27,33 +29,37 @@ from sordino.federation.silo_service import serve
 print("ready", flush=True)
 serve(Node(sys.argv[1], Path(sys.argv[2]).read_bytes()), lambda data: data[: len(data) // 4], lambda line: None)
 """
-SERVER = '''"""Bytes to all silos and back, round after round; how long each took."""
-
+SERVER = """
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
-from flwr.serverapp import ServerApp
+from sordino.federation.flower_api import FlowerTransport, Link
 
-from sordino.federation.flower_api import FlowerTransport
-
-app = ServerApp()
-
-
-@app.main()
-def main(grid, context):
-    link, took = FlowerTransport(grid, {silos}), []
+address, home, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+link, took = Link(address, *((home / name).read_bytes() for name in ("ca.crt", "link.secret"))), []
+with link.grid(link.take(link.start_run())) as grid:
     for _ in range({rounds}):
         began = time.monotonic()
         jobs = {{i: os.urandom({size}) for i in range(4)}}
-        assert len(dict(link.exchange(jobs, time.time() + 300))) == 4
+        assert len(dict(FlowerTransport(grid, {silos}).exchange(jobs, time.time() + 300))) == 4
         took.append(time.monotonic() - began)
-    out = Path(str(context.run_config["out"]))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix(".part").write_text(json.dumps(took))
-    out.with_suffix(".part").rename(out)
-'''
+out.parent.mkdir(parents=True, exist_ok=True)
+out.with_suffix(".part").write_text(json.dumps(took))
+out.with_suffix(".part").rename(out)
+"""
+SUBPROCESSES = """
+import sys
+from pathlib import Path
+
+from sordino.federation import flower_api
+from sordino.federation.app import Server
+
+flower_api.app_bundle = Path(sys.argv[1]).read_bytes
+Server(Path(sys.argv[2]), sys.argv[3]).run(Path(sys.argv[4]))
+"""
 CLIENT = '''"""The silo's own code, where Flower runs it: one process for every message."""
 
 from pathlib import Path
@@ -68,12 +74,14 @@ app = ClientApp()
 def train(message, context):
     from sordino.config import load_config
     from sordino.federation.flower_api import pack, unpack
+    from sordino.federation.keys import signer_of
     from sordino.federation.silo_service import SiloService, SiloSpec, model_hash, silo_task
 
     folder = Path(context.node_config["folder"])
     spec, config = SiloSpec.read(folder), load_config(folder / "fed.toml")
-    silo = SiloService.open(folder, spec, silo_task(config, spec), model_hash(config), lambda line: None)
-    return Message(pack(silo.reply(unpack(message))), reply_to=message)
+    silo = SiloService.open(folder, spec, silo_task(config, spec, folder), model_hash(config), lambda line: None)
+    signer, data = signer_of(config.federation, Path(context.node_config["key"])), unpack(message)
+    return Message(pack(signer.signed_answer(data, silo.reply(data))), reply_to=message)
 '''
 ROUNDS, TURNS = 3, 2
 
@@ -142,10 +150,9 @@ def echo(federation: LocalFederation, ground: Path, turn: int) -> list[float]:
         federation.start(f"silo.{name}", [sys.executable, "-c", ECHO, node, secret])
     ready(federation, "ready")
     out = ground / "runs" / f"echo{turn}.json"
-    app = hospitals.make(ground / f"echo{turn}", ground / "cost.toml")
     text = SERVER.format(silos=repr(hospitals.SILOS), rounds=ROUNDS, size=size_of(ground))
-    (app / "sordino_app" / "server.py").write_text(text)
-    federation.submit(out, app=app)
+    words = [federation.link_address, str(federation.home), str(out)]
+    federation.start(f"server.{out.stem}", [sys.executable, "-c", text, *words])
     hospitals.until("the echo", out.exists)
     for name in hospitals.SILOS:
         federation.kill(f"silo.{name}")
@@ -163,21 +170,27 @@ def size_of(ground: Path) -> int:
 
 def in_subprocesses(federation: LocalFederation, ground: Path, ours: Path) -> float:
     """CPU of the same rounds where every message starts a process."""
-    app, out = hospitals.make(ground / "sub", ground / "cost.toml"), ground / "runs" / "sub"
-    (app / "sordino_app" / "client.py").write_text(CLIENT)
+    app, out, bundle = hospitals.make(ground / "sub", ground / "cost.toml"), ground / "runs" / "sub", ground / "sub.fab"
+    with zipfile.ZipFile(bundle, "w") as held:
+        held.writestr("pyproject.toml", APP.replace("none:app", "sordino_app.client:app"))
+        held.writestr("sordino_app/__init__.py", "")
+        held.writestr("sordino_app/client.py", CLIENT)
     for name in hospitals.SILOS:
         hospitals.leave(federation, name)
         subprocess_node(federation, name, ours)
     for name in hospitals.SILOS:
         federation.join(name)
-    began = cpu(federation)
-    federation.submit(out, app=app)
+    began, server = cpu(federation), app / "server"
+    for name in ("ca.crt", "link.secret"):
+        (server / name).symlink_to(federation.home / name)
+    words = [str(bundle), str(server), federation.link_address, str(out)]
+    federation.start("server.sub", [sys.executable, "-c", SUBPROCESSES, *words])
     hospitals.finished(federation, out, 1800)
     return cpu(federation) - began
 
 
 def subprocess_node(federation: LocalFederation, name: str, ours: Path) -> None:
-    config = f'folder="{ours / "silos" / name}"'
+    config = f'folder="{ours / "silos" / name}" key="{federation.home / name}"'
     command = [flower_command("flower-supernode"), "--host", HERE, "--port", str(federation.nodes[name])]
     command += ["--superlink", f"{HERE}:{federation.port}", "--root-certificates", "ca.crt", "--node-config", config]
     command += ["--auth-supernode-private-key", name]

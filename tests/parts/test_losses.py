@@ -149,5 +149,5 @@ def test_a_written_slope_that_is_not_the_values_is_refused(
     strange: dict[str, type[Loss]], which: str, what: str
 ) -> None:
     """A record's clip would bound something else than what its loss says."""
-    with pytest.raises(DataError, match=f"loss '{which}' whose written {what}"):
+    with pytest.raises(DataError, match=f"loss '{which}' whose method {what}"):
         federation(strange[which]())

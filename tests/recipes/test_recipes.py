@@ -77,6 +77,7 @@ from sordino.recipes import (
     dp_ls_sgd,
     dp_sgd,
     fed_smp,
+    head,
     noisy_local_sgd,
     noisy_minibatch_sgd,
     scaffold,
@@ -101,7 +102,16 @@ ALONE: dict[str, Any] = {
     "noise_multiplier": 0.2,
 }
 TURNS: dict[str, Any] = {"rounds": 2, "population": N, "cohort": 3, "lr": 0.1, "steps": 2, "clip_norm": 0.5}
-BARE = {"best", "silo", "client_side_fed_avg", "dp_sgd", "dp_ls_sgd", "dp_adam", "dp_ls_adam"}  # take nothing of USUAL
+BARE = {
+    "best",
+    "head",
+    "silo",
+    "client_side_fed_avg",
+    "dp_sgd",
+    "dp_ls_sgd",
+    "dp_adam",
+    "dp_ls_adam",
+}  # take nothing of USUAL
 OWN: dict[str, list[dict[str, Any]]] = {  # beside USUAL
     "dp_fed_avg": [{}, {"server": Yogi(0.1)}, {"gradient": Proximal(0.1)}],
     "dp_fed_ls": [{}, *({"denoiser": d} for d in (JamesStein(), JamesStein(False), SoftThreshold(), None))],
@@ -116,6 +126,7 @@ OWN: dict[str, list[dict[str, Any]]] = {  # beside USUAL
     "blur": [{}, {"sparsify": SparsifyUpdate(0.4)}, {"sparsify": SparsifyUpdate(0.4, "influence")}],
     "scaffold": [{}, {"steps": 2}],
     "best": [{"population": N, "epsilon": 8.0, "rounds": 2}],
+    "head": [{"population": N, "epsilon": 8.0, "rounds": 2}],
     "dp_ftrl": [{}, {"strategy": BandedSquareRoot(2)}, {"strategy": Tree()}],
     "band_mf": [{"population": N, "groups": 2, "cohort": N / 4}],
     "noisy_minibatch_sgd": [
@@ -174,7 +185,9 @@ def test_a_recipe_trains_and_is_certified(name: str) -> None:
         assert not torch.equal(vector, task.layout.flatten(task.model))
 
 
-@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"best", "silo", "noisy_local_sgd", "client_side_fed_avg"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(RECIPES) - {"best", "head", "silo", "noisy_local_sgd", "client_side_fed_avg"})
+)
 def test_without_a_multiplier_a_recipe_has_no_noise_and_says_so(name: str) -> None:
     bare = built(name, {**OWN[name][0], "noise_multiplier": 0.0})
     assert bare.release == NoNoise()
@@ -442,6 +455,17 @@ def test_best_costs_its_epsilon_and_hardly_less(population: int, epsilon: float,
     assert planned.clients.population == population
     spent = line_entry(planned.cost().line("models"), delta or default_delta(population))["epsilon"]
     assert 0.99 * epsilon <= spent <= epsilon
+
+
+def test_head_is_few_rounds_of_everybody_and_costs_its_epsilon() -> None:
+    for epsilon, rounds in ((1.0, 5), (2.0, 9), (8.0, 25)):
+        planned = head(population=539, epsilon=epsilon)
+        assert (planned.rounds, planned.clients, planned.encode) == (rounds, Poisson(539, 1.0), (Clip(0.05),))
+        line = planned.cost().line("models")
+        assert line.relation == "add_remove"
+        assert 0.99 * epsilon <= line_entry(line, default_delta(539))["epsilon"] <= epsilon
+    with pytest.raises(PlanError, match="epsilon = -1"):
+        head(population=539, epsilon=-1.0)
 
 
 # ---- silos and uploads with noise of their own -----------------------------------------------------------------------

@@ -313,7 +313,7 @@ def test_a_grid_is_every_combination_and_random_ones_stay_in_their_interval() ->
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("[sweep]", "neither"),
+        ("[sweep]", "without grid"),
         ("[sweep]\nmetrik = 1\n[sweep.grid]\n'recipe.lr' = [1]", "did you mean 'metric'?"),
         ("[sweep.grid]\n'recipe.lrr' = [1]", "did you mean 'lr'?"),
         ("[sweep.grid]\n'recipe.lr' = 1", "a list of values"),

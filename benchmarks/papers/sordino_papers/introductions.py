@@ -31,8 +31,8 @@ INTRODUCTIONS = {
         "Clients train locally, and the server adds Gaussian noise to the sum of their clipped updates. The sum, "
         "flattened tensor by tensor, is a smooth signal, and the noise is not. So the server applies the inverse of "
         "A = I + sigma L, L the Laplacian of a cycle, to what it has noised: post-processing, which costs no privacy. "
-        "The variance falls to the share d_sigma / d and a bias comes in, so it pays where noise dominates: here from "
-        "a ratio z sqrt(d) / S of about 15. Closed forms say how much noise uniform and Poisson cohorts need.",
+        "The variance falls to the share d_sigma / d and a bias comes in, so it pays where noise dominates: here "
+        "from a ratio z sqrt(d) / S between 11 and 23 on. Closed forms say how much noise uniform and Poisson cohorts need.",
         """
 from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.samplers import Poisson
@@ -44,7 +44,7 @@ plan = dp_fed_ls(
 )
 """,
         "000-crossing",
-        "When smoothing pays: accuracy of sigma 1 less that of none, by the ratio (the paper's Table 3: 33 to 44).",
+        "When smoothing pays: accuracy of sigma 1 less that of none, by the ratio (the paper's Table 3: 33 to 44). Widths between 11 and 34: `sordino papers run 000-crossing`.",
         (
             "The epsilons of Tables 3 and 4 under uniform sampling use the sensitivity C where Theorem 1 needs 2C: "
             "4.05 is published, at least 4.60 is true.",

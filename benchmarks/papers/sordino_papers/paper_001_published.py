@@ -265,10 +265,14 @@ def price(cohort: int, rows: list[Row]) -> list[Row]:
     return [within(text, gaps, 0.005, HELD, "of error")]
 
 
+def _epsilon_of(row: Row) -> float:
+    return float(row["epsilon"])
+
+
 def draw(rows: list[Row], path: Path) -> None:
     """One panel per cohort."""
     panels = {
-        f"M = {m}": {kind: found for kind in KINDS if (found := picked(rows, kind=kind, cohort=m))}
+        f"M = {m}": {kind: sorted(picked(rows, kind=kind, cohort=m), key=_epsilon_of) for kind in KINDS}
         for m in COHORTS
         if picked(rows, cohort=m)
     }

@@ -172,7 +172,7 @@ def summary(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def _worst(found: list[list[dict[str, Any]]], figure: str) -> list[dict[str, Any]]:
-    """Return the largest value at every point; empty if one list is empty (no guarantee)."""
+    """Return the largest value of `figure` over all silos at every point; empty if a silo has no guarantee."""
     if not all(found):
         return []
     none = next((points for points in found if any(one[figure] is None for one in points)), None)

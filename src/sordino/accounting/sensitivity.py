@@ -53,7 +53,8 @@ def _at(table: Floats, t: NDArray[np.int64], u: NDArray[np.int64]) -> Floats:
 
 
 def _by_two_gaps(size: Floats, gaps: NDArray[np.int64], most: int) -> float:
-    """Return the maximum over patterns by F[t, d], the maximum over those that end with rounds t - d and t.
+    """Return the largest pattern sum of |G| entries (`size`) by dynamic programming over F[t, d], for patterns that
+    end with rounds t - d and t.
 
     The last d stands for any gap wider than the bands.
 
@@ -77,7 +78,8 @@ def _by_two_gaps(size: Floats, gaps: NDArray[np.int64], most: int) -> float:
 
 
 def _by_one_gap(size: Floats, apart: int, most: int) -> float:
-    """Return the maximum over patterns by F[t], the maximum over those that end with round t:
+    """Return the largest pattern sum of |G| entries (`size`) by dynamic programming over F[t], for patterns ending in
+    round t:
 
     F[t] = G_tt + max_s (F[s] + 2 G_ts + 2 earlier[t, s - apart])"""
     rounds, diagonal = len(size), size.diagonal()

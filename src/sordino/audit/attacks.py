@@ -34,7 +34,7 @@ from sordino.engines.base import Collected
 from sordino.engines.checks import noised_histogram
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.loop import noised_mean
-from sordino.parts.mechanisms import Laplace, Preparation, Values
+from sordino.parts.mechanisms import Mechanism, Preparation, Values
 from sordino.parts.releases import Forward, NoNoise, Release
 from sordino.parts.samplers import Everyone, separation_guard
 from sordino.parts.server_optimizers import Sgd
@@ -268,7 +268,7 @@ class Copies(Preparation):
     def message(self, shares: Values, unit: Unit) -> Values:
         return np.tile(self.inner.message(shares, unit), self.count)
 
-    def noise(self, relation: Relation) -> Laplace:
+    def noise(self, relation: Relation) -> Mechanism:
         return self.inner.noise(relation)
 
 

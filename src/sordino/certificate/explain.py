@@ -155,6 +155,10 @@ def _of_one(certificate: dict[str, Any]) -> str:
 
 
 def _prepared(found: list[dict[str, Any]]) -> str:
+    moments = [one["release"] for one in found if "epsilon" not in one["release"]]
+    if moments:
+        names = ", ".join(f"{one['column']} (noise multiplier {one['noise_multiplier']:g})" for one in moments)
+        return f" Before the first step noised sums were released: {names}; the cost includes them."
     names = ", ".join(
         f"{one['release']['column']} (epsilon {upto(one['release']['epsilon'], 4)} by itself)" for one in found
     )

@@ -142,6 +142,33 @@ def predict(
     output(as_json, {"rows": count, "scores": str(out)}, f"{count} rows scored: {out}")
 
 
+@app.command("dpia")
+def dpia_page(
+    target: Certified,
+    out: Annotated[Path, typer.Option(help="The page, Markdown.")],
+    policy: Annotated[list[Path] | None, typer.Option(help="A silo's policy.toml; may be repeated.")] = None,
+    own: Own = None, as_json: JsonFlag = False,
+) -> None:  # fmt: skip
+    """Draft a data protection impact assessment: what the run knows, and marked blanks for what only people know."""
+    load_own_parts(own)
+    from sordino import codec
+    from sordino.certificate import explain as explaining
+    from sordino.codec import durable_files
+    from sordino.ledger import policy as policies
+    from sordino.report import cards
+    from sordino.runs.folder import RunFolder
+
+    certificate, plan, facts = certified_with_plan(target)
+    words = explaining.explain(certificate, explaining.ceilings(plan, facts))
+    encoding = None if target.is_file() else RunFolder.open(target).config().task.encoding
+    found = [policies.load(file) for file in policy or []]
+    known = {one.dataset: codec.dump(one) for one in found}
+    text = cards.dpia(certificate, words, [] if encoding is None else list(encoding.names), known)
+    durable_files.write(out, text.encode())
+    blanks = text.count("to be written")
+    output(as_json, {"page": str(out), "blanks": blanks}, f"draft: {out}; {blanks} blanks to be written")
+
+
 @app.command("model-card")
 def model_card(
     target: Certified,

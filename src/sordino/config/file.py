@@ -87,6 +87,9 @@ class Config:
     def _check_silos(self) -> None:
         """Refuse names of silos that are not the plan's clients, and lists of values without a stated order."""
         names, population, federation = self.task.silos, self.plan.clients.population, self.federation
+        if federation is not None and self.task.features is not None:
+            fix = "let each silo compute its features itself, and name their number in [federation] inputs"
+            raise ConfigError("[task.features] and [federation]", "silos whose records are the features", fix)
         if names and len(names) != population:
             raise ConfigError(f"{len(names)} names of silos in a plan for {population} silos", "a name for every silo")
         if not names and self.task.named:
@@ -105,7 +108,7 @@ class Config:
 
     @property
     def delta(self) -> float:
-        """Delta that the certificate will state."""
+        """Delta of the run's certificate."""
         return default_delta(self.plan.units) if self.privacy.delta is None else self.privacy.delta
 
     @property
@@ -207,7 +210,7 @@ class Config:
         if isinstance(self.task.model, InMemoryModel):
             return None
         known = datasets.record_of(self.task.dataset) if spec is None else self.record
-        if known is None or not known[0]:
+        if known is None or not known[0] or self.task.features is not None:  # features are known once they are computed
             return None
         shape, classes = known
         model, loss, targets = self.model_and_loss(shape, classes)

@@ -24,6 +24,7 @@ from sordino.data.program import Trust
 from sordino.data.records import Dataset, Iid, Ints, Natural, Partitioner
 from sordino.data.tables import Encoding, Person, declared_encoding
 from sordino.errors import ConfigError, DataError
+from sordino.features.extractors import Extractor
 from sordino.models import Architecture, InMemoryModel, Logistic, build_seeded
 from sordino.parts.losses import CrossEntropy, Loss, Mse, Tokens
 from sordino.parts.mechanisms import Preparation
@@ -49,6 +50,7 @@ class TaskSpec:
     init: str | None = None  # a safetensors file of weights to begin with, declared public
     own_code: Trust | None = None  # "trusted": model and loss of the user run without a captured graph
     half: HoldoutPart | None = None  # the part of the test rows that a run is evaluated on
+    features: Extractor | None = None  # public features that the model reads in place of the records
 
     @property
     def preparations(self) -> tuple[Preparation, ...]:
@@ -93,6 +95,7 @@ class TaskSpec:
             data = load(self.dataset, **self.options)
         except TypeError as error:  # a value of the wrong type, or a name that is not an option
             raise ConfigError(f"task.options = {self.options} ({error})", f"options of {self.dataset}") from None
+        data = data if self.features is None else self.features.of_dataset(data)
         records = Records(torch.from_numpy(data.x), torch.from_numpy(data.y), lazy=data.offsets is not None)
         if data.offsets is not None:
             if self.partition is not None:
@@ -112,15 +115,15 @@ class TaskSpec:
         task = Task(
             model, clients, test, self.loss or usual, init=init, metrics=metrics,
             groups=groups, group_names=names, waiting=data.waiting, own_code=self.own_code, encoding=data.encoding,
-            source=self.source(labels=not records.y.is_floating_point()),
+            source=self.source(labels=not records.y.is_floating_point(), declared=data.declared),
         )  # fmt: skip
         return task if self.half is None else self.half.of(task)
 
-    def source(self, labels: bool) -> PublicSource:
+    def source(self, labels: bool, declared: tuple[Declared, ...] = ()) -> PublicSource:
         """Return which rows of the data set are public and who declares it; `labels`: targets are classes."""
         rows, by, values = datasets.declarations(self.dataset, self.options, labels=labels)
         rows = rows if self.half is None else f"{rows}, {self.half.words}"
-        return PublicSource(rows, by, tuple(Declared(*one) for one in values))
+        return PublicSource(rows, by, (*(Declared(*one) for one in values), *declared))
 
     def _groups(self, data: Dataset, cut: Partitioner) -> Ints:
         """Return the natural client of every record, counted in the order of `silos`."""

@@ -67,7 +67,9 @@ class Clients:
         parts = [records_of(entry, f"client {i}") for i, entry in enumerate(clients)]
         full = [part for part in parts if len(part)]
         if not full:
-            raise DataError(f"{len(parts)} clients without a record", "at least one record")
+            raise DataError(
+                f"{len(parts)} clients without any record", "at least one record in all", "check the list of clients"
+            )
         table = Records(torch.cat([part.x for part in full]), torch.cat([part.y for part in full]))
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         return cls(table, np.arange(offsets[-1], dtype=np.int64), offsets)
@@ -248,7 +250,7 @@ def _pack(table: Columns, name: str, fields: tuple[str, ...], causal: bool, pad:
     x = [columns[field] for field in fields]
     if any(part.shape != x[0].shape or part.dtype != x[0].dtype or part.dim() != 2 for part in x) and len(x) > 1:
         found = ", ".join(f"{field} {list(part.shape[1:])}" for field, part in zip(fields, x, strict=True))
-        needed = "numbers of one type and one shape [records, length] in every field, or one field alone"
+        needed = "fields of numbers with one type and one shape [records, length], or a single field"
         raise DataError(
             f"{name} with the fields {found}", needed, "keep one field, or wrap the model so that it takes one tensor"
         )
@@ -303,7 +305,7 @@ def _field_names(tables: Sequence[tuple[Columns, str]]) -> tuple[str, ...]:
             needed = f"those of {first_name}: {', '.join(first)}"
             raise DataError(f"{name} with the fields {', '.join(table)}", needed)
     if not first.keys() - {LABELS}:
-        raise DataError(f"{first_name} with labels alone", "input fields of the model beside the labels")
+        raise DataError(f"{first_name} with labels and no inputs", "input fields of the model beside the labels")
     return tuple(field for field in first if field != LABELS)
 
 

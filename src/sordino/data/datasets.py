@@ -61,7 +61,7 @@ def _from_arrays(arrays: dict[str, Array], classes: int | None) -> Dataset:
         if key not in arrays or not arrays[key].ndim:
             raise DataError(f"no array {key}", "arrays x and y", f"save it with numpy.savez(path, {key}=...)")
     if ("test_x" in arrays) != ("test_y" in arrays):
-        raise DataError("only one of test_x and test_y", "both arrays, or none of the two")
+        raise DataError("only one of test_x and test_y", "both arrays, or neither")
     y, held = arrays["y"], arrays.get("classes")
     if classes is None and held is not None:
         if held.size != 1 or held.dtype.kind not in "iu":
@@ -125,7 +125,7 @@ def _check_memmap(x: Array, y: Array, offsets: Array, classes: int | None, folde
     whole = offsets.dtype == np.int64 and offsets.ndim == 1 and len(offsets) > 1
     rising = whole and offsets[0] == 0 and offsets[-1] == len(x) and bool((np.diff(offsets) >= 0).all())
     if not rising or len(y) != len(x):
-        found = f"clients.npy that does not cut the {len(x)} rows of x and {len(y)} of y in {folder}"
+        found = f"clients.npy that does not partition the {len(x)} rows of x and {len(y)} of y in {folder}"
         raise DataError(found, "int64 row numbers that rise from 0 to the number of rows")
 
 
@@ -274,7 +274,9 @@ def _known(name: str, options: Mapping[str, Any], validation: bool) -> tuple[str
             raise ConfigError(f"data set {name} without {option}", f"a value for the option {option}")
     if validation and name in OWN:
         fix = "name a file, test = ..., or say public_test_fraction = 0.2"
-        raise ConfigError(f"validation = true of {name}, whose rows are private", "rows that may be public", fix)
+        raise ConfigError(
+            f"validation = true of {name}, whose rows are private", "test rows that are declared public", fix
+        )
     return name, _SETS[name]
 
 

@@ -102,7 +102,11 @@ def _content(path: Path, unpack: bool) -> bytes:
     try:
         return gzip.decompress(path.read_bytes()) if unpack else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"the file {path}, which cannot be read ({error})", "an intact file", "restore it") from error
+        raise DataError(
+            f"the file {path}, which cannot be read ({error})",
+            "an undamaged file",
+            "delete it, so that it is downloaded again",
+        ) from error
 
 
 def _verify(path: str, digest: str, content: bytes, where: str, fix: str) -> None:
@@ -374,7 +378,9 @@ def parse_csv(path: Path, text: str, header: tuple[str, ...] = (), format: CsvFo
     try:
         rows = [(row, reader.line_num) for row in reader if row]
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: {error}", "short values between delimiters") from None
+        raise DataError(
+            f"{path}, line {reader.line_num}: {error}", "values between delimiters", "check the quotes in this line"
+        ) from None
     if not rows:
         raise DataError(f"an empty table in {path}", "a header and rows")
     body = rows if header else rows[1:]
@@ -408,7 +414,7 @@ def _open_parquet(path: Path, reader: str) -> tuple[Any, list[str]]:
         from pyarrow import parquet
     except ImportError:
         fix = 'pip install "sordino[parquet]", or store the table as .csv'
-        raise ConfigError(f"{path}, and no pyarrow to read it with", "pyarrow", fix) from None
+        raise ConfigError(f"{path}, without pyarrow to read it", "the package pyarrow", fix) from None
     try:
         found = getattr(parquet, reader)(there)
         return found, [str(name) for name in (found.column_names if reader == "read_table" else found.names)]

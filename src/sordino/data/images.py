@@ -73,7 +73,9 @@ def _cifar(packed: bytes, train: list[str], test: str, labels: bytes, classes: i
             parts = [_batch(tar, name, labels) for name in train]
             test_x, test_y = _batch(tar, test, labels)
     except (tarfile.TarError, KeyError, EOFError, OSError, zlib.error, pickle.UnpicklingError) as error:
-        raise DataError(f"a CIFAR archive that cannot be read ({error})", "the canonical archive") from None
+        raise DataError(
+            f"a CIFAR archive that cannot be read ({error})", "the canonical archive", "delete it and load again"
+        ) from None
     x, y = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Dataset(x=x, y=y, test_x=test_x, test_y=test_y, classes=classes)
 

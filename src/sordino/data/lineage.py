@@ -34,6 +34,7 @@ from sordino.errors import DataError, UserError
 
 _ROWS = 4096  # rows of a long table that are hashed, evenly spaced from one that the key chooses
 ATTRIBUTE = "sordino_runs"  # of a module
+PUBLIC = "sordino_public"  # of a tensor of features: what public data and weights they were computed with
 FILE_KEY = "sordino_runs"  # of a safetensors file's metadata
 IN_PROCESS, IN_FILE, BESIDE = "this process", "the weights' file, as planned", "certificate.json beside the weights"
 SMALLEST = 4  # numbers in the smallest tensor that is identified by its hash
@@ -110,6 +111,11 @@ def declared_frozen(model: nn.Module) -> tuple[Declared, ...]:
     return (Declared(count, FROZEN, "the user: not trained", found.hexdigest()),) if fixed else ()
 
 
+def declared_features(records: Sequence[Tensor]) -> tuple[Declared, ...]:
+    """Return the public data and weights behind records that are features (`sordino.features`), for the certificate."""
+    return tuple(one for tensor in records for one in getattr(tensor, PUBLIC, ()))
+
+
 def load_initial(model: nn.Module, path: str | Path) -> tuple[nn.Module, InitialWeights]:
     """Return a copy of the model with the weights of a file, whose names, shapes and types must be the model's."""
     file, name = Path(path).expanduser(), Path(path).name
@@ -145,7 +151,7 @@ def _check_tensor(tensor: Tensor, own: Tensor, where: str) -> None:
         needed = f"{_type_name(own)}, as the model has it"
         raise DataError(f"{where} in {_type_name(tensor)}", needed, "convert it before saving")
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        raise DataError(f"NaN or infinity in {where}", "finite weights")
+        raise DataError(f"NaN or infinity in {where}", "finite weights", "save weights of a model that did not diverge")
 
 
 def _type_name(tensor: Tensor) -> str:
@@ -239,7 +245,7 @@ def runs_of_file(path: Path, data: bytes) -> Runs:
             runs = codec.read(tuple[EarlierRun, ...], json.loads(text)["runs"], "runs")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserError) as error:
         what = f"{path.name} with a note of earlier runs that cannot be read ({str(error)[:100]})"
-        raise DataError(what, "the file as a run wrote it", "bring back an unchanged copy") from None
+        raise DataError(what, "the unchanged file of a run", "restore an unchanged copy") from None
     exact = _run_of_folder(path.parent, hashlib.sha256(data).hexdigest())
     return runs if exact is None else (*runs[:-1], exact)
 

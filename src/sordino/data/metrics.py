@@ -130,14 +130,14 @@ class Predictions:
         """Targets as classes; real targets are refused."""
         found = labels_of(self.targets, self.losses)
         if found is None:
-            raise DataError("targets that are numbers", "targets that are classes", "use r2 or mae")
+            raise DataError("real-valued targets", "class labels", "use r2 or mae")
         return found
 
     @property
     def numbers(self) -> tuple[Array, Array]:
         """Real targets and predictions; classes are refused."""
         if labels_of(self.targets, self.losses) is not None:
-            raise DataError("targets that are classes", "targets that are numbers", "use auc, f1 or balanced_accuracy")
+            raise DataError("class labels as targets", "real-valued targets", "use auc, f1 or balanced_accuracy")
         return self.targets.double().numpy(), self.outputs.reshape(self.targets.shape).double().numpy()
 
     @property
@@ -193,9 +193,7 @@ def _each_class(seen: Predictions, name: str, score: str, each: bool) -> dict[st
 
 @dataclass(frozen=True)
 class Auc(Metric, kind="auc"):
-    """Area under the ROC curve; for several classes (each against the rest) or labels, their mean; with `each`, all
-    of them.
-    """
+    """Area under the ROC curve; for several classes (one against the rest) or labels the mean; with `each`, all."""
 
     each: bool = False
 
@@ -319,7 +317,7 @@ def _call_metric(name: str, function: MetricFunction, seen: Predictions) -> dict
         raise DataError(what, "a function of (outputs, targets) that returns a number, or numbers by name") from None
     taken = next((key for key in values if key in HISTORY), None)
     if taken is not None:
-        found = f"metric {name!r} that returns {taken!r}, which the history has already"
+        found = f"metric {name!r} that returns {taken!r}, which is already a name in the history"
         raise DataError(found, "a name that the history does not use", f'rename it, such as "my_{taken}"')
     return values
 

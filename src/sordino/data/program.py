@@ -203,8 +203,8 @@ class Program:
         _ = None if self.plain else self.graph(), self.losses
         if unit == "record" and self.reason is not None and (self.reason.certain or not self._runs_under_vmap()):
             what = "a model or a loss whose output for one record depends on the other records of the batch"
-            needed = "layers and losses that keep the records of a batch apart"
-            raise PlanError("mixing", f"{what} ({self.reason})", needed, "compare no record with another in it")
+            needed = "layers and losses that compute each record independently of the others"
+            raise PlanError("mixing", f"{what} ({self.reason})", needed, "use no other record of the batch in it")
 
     @property
     def records_independent(self) -> bool:
@@ -306,7 +306,7 @@ class Program:
 
 def capture_error(what: str, why: str) -> PlanError:
     """Return the error for code of which no graph can be captured."""
-    return PlanError("own code", f"{what} that no graph can be captured of ({why})", _NEEDED, _FIX)
+    return PlanError("own code", f"{what} of which no graph can be captured ({why})", _NEEDED, _FIX)
 
 
 def _copy(model: nn.Module) -> nn.Module:
@@ -370,7 +370,7 @@ def check_loss(loss: Loss, outputs: Any, y: Tensor, name: str = "a loss") -> Non
     for what, slope in slopes.items():
         if slope.shape != wanted.shape or not torch.allclose(slope, wanted, rtol=1e-3, atol=1e-6):
             needed = "d value / d scores of each record"
-            raise DataError(f"{name} whose written {what} is not that of its value", needed)
+            raise DataError(f"{name} whose method {what} does not agree with its values", needed)
 
 
 def check_labels(y: Tensor, classes: int, where: str) -> None:

@@ -22,6 +22,7 @@ from sordino.codec import Part
 from sordino.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from sordino.certificate.facts import Declared
     from sordino.data.tables import Encoding, PendingColumn
 
 Array = NDArray[Any]
@@ -48,6 +49,7 @@ class Dataset:
     waiting: tuple[PendingColumn, ...] = ()  # coordinates of x that are scaled once a noised histogram is released
     encoding: Encoding | None = None  # of a table: what its coordinates mean
     rows: int = 1  # rows of a record: more than one where all rows of a person are one record
+    declared: tuple[Declared, ...] = ()  # public data and weights behind x, where x are features
     name: str = ""
     description: str = ""
     licence: str = ""
@@ -100,7 +102,7 @@ def check_public_source(path: str | Path, test: Any, **others: Any) -> None:
     if len(ways) > 1:
         raise ConfigError(" and ".join(ways), "one declaration of which rows are public", f"drop {ways[0]}")
     if isinstance(test, str | Path) and Path(path).expanduser().resolve() == Path(test).expanduser().resolve():
-        found = f"test = {Path(test).name!r}, which is the training file itself"
+        found = f"test = {Path(test).name!r}, which is the training file"
         fix = "name another file, or drop test: no row is public then"
         raise ConfigError(found, "a file of rows that may be public", fix)
 
@@ -161,7 +163,7 @@ def select_records(data: Dataset, train: int | None, test: int | None, validatio
         data = replace(data, test_x=data.x[train:], test_y=data.y[train:], test_groups=later)
     for option, asked, present in (("train", train, len(data.y) - validation), ("test", test, len(data.test_y))):
         if asked is not None and not 1 <= asked <= present:
-            raise DataError(f"{option} = {asked}", f"between 1 and the {present} records there are")
+            raise DataError(f"{option} = {asked}", f"from 1 to the number of records, {present}")
     groups = None if data.groups is None else data.groups[:train]
     test_groups = None if data.test_groups is None else data.test_groups[:test]
     x, y, test_x, test_y = data.x[:train], data.y[:train], data.test_x[:test], data.test_y[:test]
@@ -190,7 +192,11 @@ def check_records(
         found = ", ".join(f"{n} records in {part}{name}" for name, n in lengths.items())
         raise DataError(found, "the same number of records in each array")
     if not len(y):
-        raise DataError(f"no records in {part}y", "at least one", "five records or more can be split into two parts")
+        raise DataError(
+            f"no records in {part}y",
+            "at least one record",
+            "use at least five records, which can be split into two parts",
+        )
     if x.dtype == np.uint8:
         x = np.divide(x, np.float32(255), dtype=np.float32)
     if classes is not None:
@@ -208,7 +214,7 @@ def check_records(
 def int64(values: Array, label: str) -> Array:
     """Return integers as int64; refuse unsigned numbers beyond its range."""
     if values.dtype == np.uint64 and values.size and int(values.max()) > np.iinfo(np.int64).max:
-        raise DataError(f"the number {values.max()} in {label}", "integers of 64 bits with a sign")
+        raise DataError(f"the number {values.max()} in {label}", "integers that fit in int64")
     return values.astype(np.int64, copy=False)
 
 
@@ -323,9 +329,7 @@ class Dirichlet(Partitioner, kind="dirichlet"):
 
 @dataclass(frozen=True, slots=True)
 class Shards(Partitioner, kind="shards"):
-    """Partition into shards: records sorted by label, cut into clients * per_client shards, dealt at random (McMahan
-    2017).
-    """
+    """Partition into shards: records sorted by label, clients * per_client shards dealt at random (McMahan 2017)."""
 
     clients: int
     per_client: int = 2
@@ -352,9 +356,7 @@ class SortedTarget(Partitioner, kind="sorted_target"):
 
 @dataclass(frozen=True, slots=True)
 class Natural(Partitioner, kind="natural"):
-    """Partition by the natural groups of the data (writers, roles, hospitals): all of them, or `clients` random
-    ones.
-    """
+    """Partition by natural groups of the data (writers, roles, hospitals): all, or `clients` random groups."""
 
     clients: int | None = None
 
@@ -391,7 +393,11 @@ def _grouped(records: Ints, owner: Ints, clients: int) -> Split:
 
 def _check_enough(records: int, needed: int, what: str) -> None:
     if records < needed:
-        raise DataError(f"{records} records", f"at least {needed} ({what})", "ask for fewer clients, or load more data")
+        raise DataError(
+            f"{records} records for this partition",
+            f"at least {needed} ({what})",
+            "ask for fewer clients, or load more data",
+        )
 
 
 def _check_labels(y: Array, rule: str) -> None:

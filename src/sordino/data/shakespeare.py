@@ -51,7 +51,9 @@ def verified_text(content: bytes) -> str:
     plain = content.replace(b"\r\n", b"\n")
     found = hashlib.sha256(plain).hexdigest()
     if found != TEXT_SUM:
-        raise DataError(f"a text of Shakespeare with sha256 {found}", f"that of 1994, sha256 {TEXT_SUM}", FIX)
+        raise DataError(
+            f"a text of Shakespeare with sha256 {found}", f"Gutenberg's text of 1994, sha256 {TEXT_SUM}", FIX
+        )
     return plain.decode("latin-1")
 
 

@@ -1,19 +1,19 @@
-"""Tables of the user's own, .csv or .parquet: one file with a column of silos, a list of files, or a folder.
+"""Tables of the user (.csv, .parquet): one file with a column of silos, a list of files, or a folder.
 
 `datasets.load("csv", ...)` calls `table`; `sordino plan` calls `preview`, which opens files for their header alone.
-Every row is private unless the user declares otherwise. What is public of a column is declared too:
+Every row is private unless the user declares otherwise. Public facts about columns are declared:
 
     [task.options.columns.amount]
-    range = [0, 500_000]                     # public: goes to [-1, 1], and what lies outside is clamped
-    missing = 0                              # public: stands for no value
+    range = [0, 500_000]                     # public: scaled to [-1, 1]; values outside are clamped
+    missing = 0                              # public: replaces a missing value
     [task.options.columns.state]
-    categories = ["CA", "NY", "other"]       # public: one coordinate each; "other" takes whatever is not named
+    categories = ["CA", "NY", "other"]       # public: one coordinate each; "other" stands for all other values
     [task.options.columns.admitted]
     date = "2010-01-01"                      # public: a date is the number of days since this one
     range = [0, 7000]
 
-Columns are read in the order of their declarations, whatever the order in a file: `Encoding` is what all silos of a
-federation must agree on, compared by its digest; how a site writes its file (`format`) is its own matter. With
+Columns are read in the order of their declarations, not of the file. All silos of a federation must have the same
+`Encoding`, compared by its digest; the file format of a site (`format`) may differ. With
 `person = { column = "patient", rows = 3 }` all rows of one person are one record, and one clip bounds them together.
 Nothing is computed from the rows without noise. A range or an imputation that is not public is computed from a noised
 histogram, which costs epsilon (`quantiles`, `missing = "median"`); before its release the column is stored as its
@@ -80,11 +80,11 @@ class Column:
 
     @property
     def origin(self) -> datetime:
-        """The date that dates of this column are counted from."""
+        """Date from which the days of this column are counted."""
         return datetime.fromisoformat(str(self.date))
 
     def token(self, word: str) -> str:
-        """Return what a word of a file stands for."""
+        """Return the value that a word of the file stands for, by the declared `map`."""
         return self.map.get(word, word)
 
     @property
@@ -124,7 +124,9 @@ def column_declarations(columns: Any, ranges: Mapping[str, Any] | None = None) -
 
 
 def _column(name: str, table: Any, where: str) -> Column:
-    """Read one column: categories or numbers, a public or a private range, a histogram only where it is needed."""
+    """Read and check the declaration of one column: categories or numbers, public or private range, histogram if
+    needed.
+    """
     if isinstance(table, Mapping) and isinstance(table.get("categories"), list | tuple):
         words = [str(value) if type(value) in (int, float) else value for value in table["categories"]]
         table = {**table, "categories": [_canonical(word) if isinstance(word, str) else word for word in words]}
@@ -152,11 +154,11 @@ def _column(name: str, table: Any, where: str) -> Column:
     if uses and column.histogram is None:
         what = "quantiles" if column.quantiles is not None else f"missing = {column.missing!r}"
         fix = "add histogram = { epsilon = 0.1, within = [LOW, HIGH] }, or declare public values"
-        found = f"{where} with {what}, which depends on private rows"
-        raise ConfigError(found, "a noised histogram to read it off", fix)
+        found = f"{where} with {what}, which would be computed from private rows"
+        raise ConfigError(found, "a noised histogram from which it is computed", fix)
     if column.histogram is not None and not uses:
-        found = f"{where} with a histogram, and nothing that is read off it"
-        raise ConfigError(found, 'quantiles = [0.01, 0.99], or missing = "median"', "or drop it: it costs epsilon")
+        found = f"{where} with a histogram that is not used"
+        raise ConfigError(found, 'quantiles = [0.01, 0.99], or missing = "median"', "drop it: it costs epsilon")
     _check_missing(column, f"{where}.missing = {brief_repr(column.missing)}")
     if column.absent is not None:
         with_one = TextTable(Path("fed.toml"), (name,), [[_absent_token(column)]])
@@ -174,7 +176,7 @@ def _absent_token(column: Column) -> str:
 
 
 def _check_reading(column: Column, where: str) -> None:
-    """Refuse a map of other things than words, and an origin that is no date."""
+    """Refuse a `map` whose keys or values are not words, and a `date` that is no date."""
     wrong = next((one for one in column.map.items() if not all(isinstance(side, str) for side in one)), None)
     if wrong is not None or (column.date is not None and column.map):
         found = f"{where}.map = {brief_repr(column.map)}"
@@ -200,7 +202,9 @@ def _check_missing(column: Column, found: str) -> None:
         fix = "or leave it out: a missing value is refused"
         raise ConfigError(found, 'a number, "category", "mean" or "median"', fix)
     elif column.range is not None and not column.range[0] <= missing <= column.range[1]:
-        raise ConfigError(found, f"a number inside the range {list(column.range)}", "else it would be clamped")
+        raise ConfigError(
+            found, f"a number inside the range {list(column.range)}", "choose a number inside, since others are clamped"
+        )
 
 
 # ---- tokens into numbers ---------------------------------------------------------------------------------------------
@@ -239,7 +243,7 @@ def encode(rows: TextTable, name: str, column: Column) -> Array:
 
 
 def _one_hot(rows: TextTable, name: str, column: Column) -> Array:
-    """Return one coordinate per category; a missing value takes the place declared for it, or is refused."""
+    """Return a one-hot encoding, one coordinate per category; a missing value is encoded as declared, or refused."""
     code = {word: place for place, word in enumerate(column.categories)}
     absent = len(code) if column.flagged or column.missing == ZEROS else code.get(str(column.missing))
     places = []
@@ -258,7 +262,9 @@ def _one_hot(rows: TextTable, name: str, column: Column) -> Array:
 
 
 def _canonical(token: str) -> str:
-    """Return 2 for 2.0, so that both are one category: a column with missing values is often stored as floats."""
+    """Return the text 2 for 2.0, so that both are the same category, as columns with missing values are stored as
+    floats.
+    """
     try:
         value = float(token)
     except ValueError:
@@ -268,20 +274,22 @@ def _canonical(token: str) -> str:
 
 @dataclass(frozen=True)
 class PendingColumn:
-    """A coordinate of x that is held as a share of a public range (missing: -1) until its histogram is released."""
+    """Coordinate of x that is stored as its position in a public range (missing: -1) until its histogram is
+    released.
+    """
 
     place: int
     column: Column
     release: Histogram
 
     def read(self, total: Array) -> dict[str, Any]:
-        """Return range and imputation that the noised histogram states, in the column's unit, to prepare new rows."""
+        """Return the range and imputation computed from the noised histogram, in the column's unit, for new rows."""
         low, high, fill = self._estimate(total)
         span = [self.release.value(low), self.release.value(high)]
         return {"range": span, **({} if fill is None else {"missing": self.release.value(fill)})}
 
     def _estimate(self, total: Array) -> tuple[float, float, float | None]:
-        """Return the ends of the range that goes to [-1, 1], and the imputation or None, all as shares."""
+        """Return the range that is scaled to [-1, 1], and the imputation or None, as positions in the public range."""
         release, missing = self.release, self.column.missing
         median = release.quantile(total, 0.5) if missing == "median" else None
         fill = release.mean(total) if missing == "mean" else median
@@ -313,8 +321,8 @@ def scale_columns(x: Array, waiting: tuple[PendingColumn, ...], found: Mapping[s
 class Person:
     """Column that names the person of each row; at most `rows` rows of a person are used, the first in the file.
 
-    All of them are one record: a person without further rows, or another person, changes no row of it. So the clip of a
-    record bounds what a whole person contributes, and a guarantee of unit record protects one person.
+    All rows of a person are one record, which no row of another person changes. So the clip of a record bounds what a
+    whole person contributes, and a record-level guarantee protects one person.
     """
 
     column: str
@@ -326,7 +334,7 @@ class Person:
             raise ConfigError(found, f"the most rows of one person, a public number from 1 to {MOST_ROWS}")
 
     def records(self, rows: TextTable, owners: list[str]) -> list[list[int]]:
-        """Return the rows of each record: a person within one silo, in the order of first appearance."""
+        """Return the row numbers of each record (a person within one silo), in the order of first appearance."""
         found: dict[tuple[str, str], list[int]] = {}
         for row, (owner, token) in enumerate(zip(owners, rows.column(self.column), strict=True)):
             if rows.missing(token):
@@ -338,7 +346,7 @@ class Person:
 
 
 def stacked(values: Array, records: list[list[int]], rows: int, fill: float) -> Array:
-    """Return the rows of records as [n, ...] for one row each, else as [n, rows, ...], filled up with `fill`."""
+    """Return the values of each record's rows: [n, ...] if `rows` is 1, else [n, rows, ...], padded with `fill`."""
     if rows == 1:
         return values[[record[0] for record in records]]
     made = np.full((len(records), rows, *values.shape[1:]), fill, dtype=values.dtype)
@@ -349,9 +357,9 @@ def stacked(values: Array, records: list[list[int]], rows: int, fill: float) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """What the coordinates of x and the values of y mean: columns in order, target, classes and person.
+    """Encoding of table rows as x and y: columns in order, target, classes and person column.
 
-    Silos that train one model must have equal ones. It is all public: nothing of it is read from rows.
+    All silos that train one model must have the same encoding. It is public: nothing in it is computed from rows.
     """
 
     names: tuple[str, ...]  # of the columns, in the order of the coordinates
@@ -374,7 +382,7 @@ class Encoding:
     def features(self, rows: TextTable) -> Array:
         """Return the rows as the model reads them, [n, width]."""
         if not len(rows.rows):
-            raise DataError(f"no row under the header of {rows.path}", "at least one")
+            raise DataError(f"no row under the header of {rows.path}", "at least one row")
         return np.concatenate([encode(rows, *one) for one in zip(self.names, self.columns, strict=True)], axis=1)
 
     def targets(self, rows: TextTable) -> Array:
@@ -400,7 +408,7 @@ class Encoding:
         return low + (values + 1) * (high - low) / 2
 
     def differs(self, other: Encoding) -> str:
-        """Return in words the first thing in which another encoding differs; empty if it is equal."""
+        """Return a text on the first difference to another encoding; empty if both are equal."""
         mine, theirs = (dict(zip(one.names, one.columns, strict=True)) for one in (self, other))
         for name in [*mine, *theirs]:
             if name not in theirs or name not in mine:
@@ -421,7 +429,7 @@ class Encoding:
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
-    """Checked options of a table; no file is opened for them."""
+    """Checked options of a table, from the configuration alone, without opening a file."""
 
     paths: tuple[Path, ...]
     names: tuple[str, ...]  # of the files' silos; none if there is one file
@@ -464,12 +472,13 @@ def table(
 ) -> Dataset:  # fmt: skip
     """Read tables with a header, .csv or .parquet: column `target` is predicted from all the others.
 
-    `path` is one file; `groups` names its column of silos, whose values are their names. Or `files`: a list, a pattern
-    ("sites/*.csv") or a folder, a silo each, named after its file. `classes` makes the target a label: how many, or
-    their words. `columns` declares what is public of each column: range, categories, missing; `ranges` is short for
-    their ranges, `ignore` names columns to leave out. `format` says how a .csv is written (`CsvFormat`), `person` which
-    rows are one person's (`Person`). Test records are declared public: another file `test`, or a fixed
-    `public_test_fraction` of the rows. Without, there is no test.
+    `path` is one file; `groups` is the name of its column of silo names. Or `files` is a list, a pattern
+    ("sites/*.csv") or a folder, with one file per silo, named after the file. `classes` makes the target a class
+    label: the number of classes, or their words. `columns` declares public facts about each column (range, categories,
+    missing); `ranges` is the short form for public ranges, `ignore` lists columns that are not used. `format` is the
+    format of a .csv (`CsvFormat`),
+    `person` the column by which rows belong to one person (`Person`). Test records are declared public: another file
+    `test`, or a fixed `public_test_fraction` of the rows; otherwise there are none.
     """
     options = table_options(
         target, path, files, groups, classes, columns, ranges, ignore, test, public_test_fraction, format, person
@@ -508,7 +517,7 @@ def table(
 
 
 def _owners(rows: TextTable, groups: str) -> list[str]:
-    """Return the silo of every row; a row without one is refused."""
+    """Return the silo of every row; refuse a row without a silo."""
     tokens = rows.column(groups)
     empty = next((row for row, token in enumerate(tokens) if rows.missing(token)), None)
     if empty is not None:
@@ -526,7 +535,7 @@ def encoded_rows(encoding: Encoding, path: Path, format: CsvFormat | None = None
 
 
 def _needed(encoding: Encoding) -> list[str]:
-    """Return the columns that a file must have: those without a declared value for files that lack them."""
+    """Return the columns that a file must have: those without a declared `absent` value."""
     return [name for name, one in zip(encoding.names, encoding.columns, strict=True) if one.absent is None]
 
 
@@ -580,7 +589,7 @@ def table_options(
 
 
 def _listed(files: Any) -> tuple[Path, ...]:
-    """Return the files of a list, of a pattern, or of a folder; sorted unless listed. They need not exist."""
+    """Return the files of a list in its order, or of a pattern or folder, sorted; the files need not exist."""
     if isinstance(files, list | tuple) and files and all(isinstance(one, str | Path) for one in files):
         return tuple(Path(one) for one in files)
     where = f"files = {brief_repr(str(files) if isinstance(files, Path) else files)}"
@@ -642,7 +651,7 @@ class TablePreview(NamedTuple):
 
 
 def preview(given: Mapping[str, Any]) -> TablePreview:
-    """Return silo names and notes for the user; refuse what a run would refuse by options and headers of files."""
+    """Return silo names and notes for the user; refuse invalid options and invalid file headers, as a run does."""
     options, test = table_options(**given), given.get("test")
     absent = [path for path in options.paths if not path.expanduser().exists()]
     if absent or not options.paths:
@@ -665,7 +674,7 @@ def preview(given: Mapping[str, Any]) -> TablePreview:
 
 
 def preparations(options: Mapping[str, Any]) -> tuple[Histogram, ...]:
-    """Return the histograms that a table's columns ask for, in the order of their names."""
+    """Return the noised histograms that a table's columns need, in the order of the columns' names."""
     known = column_declarations(options.get("columns"), options.get("ranges"))
     return tuple(known[name].release(name) for name in sorted(known) if known[name].histogram is not None)
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from sordino import codec
 from sordino.accounting.composition import Participation
-from sordino.accounting.events import Event
+from sordino.accounting.events import Event, Relation
 from sordino.accounting.rounding import upto
 from sordino.certificate.build import certificate
 from sordino.certificate.certificate_file import compare_text, parse, text_of
@@ -99,6 +99,20 @@ class Account:
         _CHARGED_HERE.setdefault(self.run, {})[self.own] = self.taken[self.own]
         return number
 
+    def charge_preparation(self) -> None:
+        """Count a release of the plan's preparations, before its noise exists."""
+        if self.ledger is not None:
+            self.ledger.charge_preparation(self.run)
+        _PREPARED_HERE[self.run] = _PREPARED_HERE.get(self.run, 0) + 1
+
+    @property
+    def prepared(self) -> int:
+        """How often the plan's preparations were released, by this process and by the ledger; 0 without any."""
+        if not self.settings.plan.prepare:
+            return 0
+        known = 0 if self.ledger is None else self.ledger.known_preparations(self.run)
+        return max(1, _PREPARED_HERE.get(self.run, 0), known)
+
     def state(self, **others: Any) -> dict[str, Any]:
         """Return the count of steps as a record for a checkpoint, with a checksum over the count and `others`."""
         charged_to = {} if self.ledger is None else {"dataset": self.ledger.dataset}
@@ -144,17 +158,22 @@ class Account:
             return None
         plan, delta = self.settings.plan, self.settings.delta
         return EarlierRun.of_cost(
-            run_cost(plan, Facts(delta, self.settings.noise, self.steps)), delta, self.run, IN_PROCESS
+            run_cost(plan, Facts(delta, self.settings.noise, self.steps, prepared=self.prepared)),
+            delta,
+            self.run,
+            IN_PROCESS,
         )
 
     def facts(self, loop: Loop) -> Facts:
         """Return the facts that a certificate needs beside the plan."""
         statement = None if self.ledger is None else self.ledger.statement(self.run)
         known = Facts(self.settings.delta, self.settings.noise, self.steps, loop=loop, environment=(versions(),))
-        return replace(known, ledger=statement, earlier=self.earlier)
+        return replace(known, ledger=statement, earlier=self.earlier, prepared=self.prepared)
 
 
+_PREPARED_HERE: dict[str, int] = {}  # releases of preparations in this process, by run
 _CHARGED_HERE: dict[str, dict[str, int]] = {}  # steps that this process has charged, by run and by account
+PREPARATION = "preparation"  # name of the job of releases before the first step
 BLOCKS = 200  # charges of a loop to its ledger, about: each is a line that all later runs read
 
 
@@ -205,6 +224,22 @@ class LedgerAccount:
             for one in (*self._not_charged(ledger, run, block.start), block):
                 ledger.charge(run, _job(run, one), self._cost(len(one)))
 
+    def charge_preparation(self, run: str) -> None:
+        """Charge the plan's preparations: with all planned steps at first, and again for every repetition."""
+        cost = tuple(Item(part.event(self._relation), 1) for part in self.settings.plan.prepare)
+        with Ledger.open(self.path) as ledger:
+            ledger.admit(run, self.dataset, self.planned(), whole=True, jobs=self._planned_blocks)
+            ledger.charge(run, f"{run} {PREPARATION}", cost)
+
+    def known_preparations(self, run: str) -> int:
+        """Return how often the ledger has charged the preparations of a run."""
+        with Ledger.open(self.path) as ledger:
+            return _charges(ledger, run).get(f"{run} {PREPARATION}", 0)
+
+    @property
+    def _relation(self) -> Relation:
+        return self.settings.plan.forecast.line("models").relation
+
     def known_steps(self, *runs: str) -> int:
         """Return the number of steps that the ledger has charged to these runs and that may have been taken.
 
@@ -233,7 +268,7 @@ class LedgerAccount:
     @property
     def _span(self) -> int:
         """Number of steps of one epoch, or of several in very long runs; no block crosses a multiple of it."""
-        epochs = self.settings.steps // self.settings.per_epoch
+        epochs = max(1, self.settings.steps // self.settings.per_epoch)
         return self.settings.per_epoch * -(-epochs // BLOCKS)
 
     @property
@@ -244,7 +279,7 @@ class LedgerAccount:
     @property
     def _planned_blocks(self) -> int:
         spans, rest = divmod(self.settings.steps, self._span)
-        return spans * -(-self._span // self._width) + -(-rest // self._width)
+        return spans * -(-self._span // self._width) + -(-rest // self._width) + bool(self.settings.plan.prepare)
 
     def _block(self, step: int) -> range:
         """Return the block that contains a step; either all or none of its steps are planned."""
@@ -272,7 +307,7 @@ class LedgerAccount:
         """
         if self.settings.plan.release.correlated:
             return ()
-        return _items(self.settings.plan.cost(Participation(steps, steps)).line("models").entries)
+        return _items(self.settings.plan.cost(Participation(steps, steps, prepared=0)).line("models").entries)
 
     def _refuse_again(self, ledger: Ledger, run: str, block: range) -> None:
         """Refuse to repeat a block of correlated noise, whose noise may be drawn only once."""
@@ -346,7 +381,8 @@ def _content(plan: Plan, facts: Facts) -> dict[str, Any]:
     return {
         "certificate": certificate(plan, facts),
         "plan": codec.dump(plan),
-        "facts": {name: fields[name] for name in FACTS if name in fields},
+        "facts": {name: fields[name] for name in FACTS if name in fields}
+        | ({"prepared": facts.prepared} if facts.prepared else {}),
     }
 
 

@@ -35,6 +35,7 @@ from sordino import codec
 from sordino.dpsgd.account import Account
 from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, relative_distance
 from sordino.dpsgd.own_code import RecordTransform
+from sordino.dpsgd.standardise import Standardiser
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import BY_CONSTRUCTION, TRUSTED, Grade
 from sordino.rng import Streams, at_global_rng_state, forked_rng, global_rng_state
@@ -389,8 +390,9 @@ class PrivateLoader(DataLoader[Any]):
         streams: Streams,
         max_size: int | None,
         transform: RecordTransform | None = None,
+        scaler: Standardiser | None = None,
     ) -> None:
-        self.transform = transform
+        self.transform, self.scaler = transform, scaler
         self.pending, self.pieces = pending, BatchSampler(account, streams, max_size)
         pending.order = RowOrder(loader.dataset) if account.settings.plan.release.correlated else None
         plain = loader.collate_fn is default_collate and not loader.num_workers and not loader.pin_memory
@@ -413,6 +415,7 @@ class PrivateLoader(DataLoader[Any]):
         for batch in self._rows() if self.tensors is not None else super().__iter__():
             piece = self.pieces.drawn.popleft()
             batch = batch if self.transform is None else self.transform(batch, piece.size)
+            batch = batch if self.scaler is None else self.scaler(batch)
             tensors, target = batch_tensors(batch), _target(batch)
             target = next((one.copy for one in tensors if one.tensor is target), target)
             self.pending.give(replace(piece, tensors=tensors, target=target), loop)

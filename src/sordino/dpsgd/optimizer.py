@@ -27,6 +27,7 @@ from sordino.dpsgd.own_code import LossCheck, RecordLoss, stale_code
 from sordino.dpsgd.processes import Shards, allow_wrapping, weights_digest
 from sordino.dpsgd.recording import Recording, clip_margin
 from sordino.dpsgd.settings import ALL, NoiseState, read_record
+from sordino.dpsgd.standardise import Standardiser
 from sordino.dpsgd.state_guard import DeviceChecks
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import TRUSTED, Grade, weakest
@@ -85,6 +86,7 @@ class PrivateOptimizer(Optimizer):
         self.idle = 0  # parameters that the loss did not depend on, once that was logged
         self.released = False  # True while the inner optimizer may step
         self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
+        self.scaler: Standardiser | None = None
         self.records: tuple[Tensor, ...] = ()  # of the data set, where they are tensors: marked under a key
         self.first, recording.guard.on_export = lineage.tensor_hashes(recording.model), self._remember
 
@@ -280,6 +282,7 @@ class PrivateOptimizer(Optimizer):
         """
         self.recording.guard.check()
         order = {} if self.pending.order is None else self.pending.order.state()
+        order |= {} if self.scaler is None else self.scaler.state()
         return {**self.inner.state_dict(), "sordino": self.account.state(**self.noise_state.state(), **order)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -289,6 +292,8 @@ class PrivateOptimizer(Optimizer):
         self.noise_state.check(record.secret, sum(self.account.join(record).values()))
         if self.pending.order is not None:
             self.pending.order.check_state(record.order)
+        if self.scaler is not None:
+            self.scaler.check(record.moments)
         try:
             self.inner.load_state_dict({name: part for name, part in state_dict.items() if name != "sordino"})
         except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
@@ -296,6 +301,8 @@ class PrivateOptimizer(Optimizer):
             needed = "a state_dict of the same optimizer class"
             raise ConfigError(found, needed, "load an unchanged checkpoint") from None
         self.account.accept(record)
+        if self.scaler is not None:
+            self.scaler.load(record.moments)
         self.noise_state.load(record.secret)
         self.pending.reset()
         self.recording.forget()
@@ -305,7 +312,9 @@ class PrivateOptimizer(Optimizer):
         settings, delta = self.account.settings, self.account.settings.delta if delta is None else delta
         check_delta(delta, settings.records.size(0), override=True)
         steps = max(settings.steps, self.steps)
-        found: float = line_entry(settings.plan.cost(Participation(steps, steps)).line("models"), delta)["epsilon"]
+        found: float = line_entry(
+            settings.plan.cost(Participation(steps, steps, prepared=self.account.prepared)).line("models"), delta
+        )["epsilon"]
         return found
 
     def certificate(self) -> dict[str, Any]:
@@ -329,7 +338,8 @@ class PrivateOptimizer(Optimizer):
         recognised = [found for found, _ in self.others if found != LossCheck.DECLARED]  # a rank may have had no record
         check = _KNOWN.format(found=[*recognised, self.check.found][0]) if self.own is None else _EACH
         facts = self.account.facts(Loop(self.account.settings.reduction, check, how, checks))
-        return replace(facts, public=declared_frozen(self.recording.model), own_code=self._own_code())
+        public = (*declared_frozen(self.recording.model), *lineage.declared_features(self.records))
+        return replace(facts, public=public, own_code=self._own_code())
 
     def _own_code(self) -> OwnCode | None:
         """Return the weakest check result (`sordino.graph`) of all code that ran on records; None if no code has

@@ -131,7 +131,11 @@ def identity(rows: Tensor) -> Tensor:
 @codec.hides_values
 @dataclass(frozen=True)
 class Rows:
+<<<<<<< HEAD
     """Gradients of a parameter in full, [b, ...], each in its shape after `reshape`; `known` are their squares."""
+=======
+    """Per-record gradients of a parameter in full, [b, *shape]."""
+>>>>>>> main
 
     value: Tensor
     reshape: Callable[[Tensor], Tensor] = identity
@@ -186,7 +190,8 @@ def _flat(value: Tensor, time_first: bool) -> Tensor:
 @codec.hides_values
 @dataclass
 class Outer:
-    """Gradients g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I] and output gradients [b, T, O].
+    """Per-record gradients of a linear weight, g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I] and output gradients
+    [b, T, O].
 
     `reshape` maps [..., O, I] to [..., *shape] of the parameter; `cut` makes the inputs of some records (patches of
     images, which are larger than the images) out of what is kept of them; `product` is a faster way from output
@@ -291,7 +296,10 @@ def _products(inputs: Tensor, outputs: Tensor, out: Tensor | None = None) -> Ten
 @codec.hides_values
 @dataclass(frozen=True)
 class Lookup:
-    """Gradients g_j[v] = sum of out_jt over the t with index_jt = v: index [b, T], outputs [b, T, D], `words` rows.
+    """Per-record gradients of an embedding table with `words` rows: g_j[v] = sum of out_jt over the t with index_jt =
+    v.
+
+    index is [b, T], outputs are [b, T, D].
 
     ||g_j||^2 = sum_{t,s} [index_t = index_s] (out_t . out_s)
     """
@@ -343,7 +351,7 @@ class Lookup:
 @codec.hides_values
 @dataclass
 class Tied:
-    """Gradients g_j = outer_j + lookup_j of a table that is input and output embedding.
+    """Per-record gradients g_j = outer_j + lookup_j of a table that is both input and output embedding.
 
     ||g_j||^2 = ||outer_j||^2 + ||lookup_j||^2 + 2 sum_{t,s} (in_t . out_s) slope_t[index_s]
     """

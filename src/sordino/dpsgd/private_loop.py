@@ -35,6 +35,7 @@ from sordino.dpsgd.pieces import KEPT
 from sordino.dpsgd.processes import Ranks, Shards, group_options, refuse_wrapping, unwrapped
 from sordino.dpsgd.recording import RecordedForward, Recording
 from sordino.dpsgd.settings import Reduction, Settings, batches, calibrate_noise, checked_delta, loop_plan
+from sordino.dpsgd.standardise import Standardise, Standardiser
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.graph import UntraceableError
 from sordino.ledger.ledger import Ledger
@@ -48,7 +49,8 @@ def make_private(
     optimizer: Optimizer,
     loader: DataLoader[Any],
     *,
-    epochs: int,
+    epochs: int | None = None,
+    steps: int | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     clip_norm: float = 1.0,
@@ -66,11 +68,13 @@ def make_private(
     dataset: str | None = None,
     own_code: Literal["trusted"] | None = None,
     transform: Callable[[Any], Any] | None = None,
+    prepare: Standardise | None = None,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """Make a training loop DP-SGD: (epsilon, delta) for `epochs` passes over the data, add or remove one record.
 
-    `epsilon` is solved for the noise multiplier, or `noise_multiplier` gives it; delta defaults to min(records^-1.1,
-    1e-3). `clip_norm` bounds the gradient of every record, over all parameters. `smoothing` is the strength of the
+    `steps` plans a number of steps instead of `epochs`. `epsilon` is solved for the noise multiplier, or
+    `noise_multiplier` gives it; delta defaults to min(records^-1.1, 1e-3); 1e-5 is accepted while records * 1e-5 < 1.
+    `clip_norm` bounds the gradient of every record, over all parameters. `smoothing` is the strength of the
     Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes the expected size of a
     Poisson batch; `max_physical_batch_size` limits the number of records computed at once. `reduction` is that of the
     loop's loss; with `loss`, a function (output, target) -> one value per record or a kind ("cross_entropy",
@@ -82,6 +86,9 @@ def make_private(
     certificate's `own_code` says what is proved about them. `transform` is applied to the inputs of every batch, before
     the loop gets them. A model, loss or loop of which no graph can be captured is refused, unless own_code="trusted":
     then you vouch that it keeps the records of a batch independent, and the certificate says so.
+
+    `prepare=Standardise(...)` centres and scales the records by a mean and a scale that are released with noise at the
+    first batch; both are part of epsilon, and `loader.scaler.moments()` returns them.
 
     `ledger` is a file to which all runs on the same data are charged, and `dataset` the name of the data in it. A loop
     that exceeds the data set's limit is refused here. All planned steps are charged before the first noise is drawn;
@@ -119,10 +126,11 @@ def make_private(
             raise ConfigError("memory and max_physical_batch_size", "one of them: memory chooses the other")
         max_physical_batch_size = _physical_size(model, _held(optimizer, shards), loader, memory, transform is None)
     delta, chosen = checked_delta(delta, size, allow_large_delta), batches(loader.batch_size or 0, size, strategy)
-    bare = loop_plan(epochs, chosen, float(clip_norm), float(smoothing), optimizer, strategy)
+    records = lineage.tensors_of(loader.dataset)
+    parts = Standardiser.parts_of(prepare, records, transform is not None or Ranks.of(model).size > 1)
+    bare = loop_plan(epochs, chosen, float(clip_norm), float(smoothing), optimizer, strategy, steps, parts)
     plan, own_seed = calibrate_noise(bare, epsilon, noise_multiplier, delta), seed if noise == "simulation" else 0
     settings = Settings(plan=plan, delta=delta, noise=noise, seed=own_seed, reduction=reduction, epsilon=epsilon)
-    records = lineage.tensors_of(loader.dataset)
     ranks = _join_ranks(model, optimizer, loader, settings, [max_physical_batch_size, own_code, str(ledger), dataset])
     charged_to, earlier = LedgerAccount.of(ledger, dataset, settings, ranks), lineage.runs_of_model(model, records)
     account = Account(settings, charged_to, earlier, ranks)
@@ -141,9 +149,9 @@ def make_private(
     change = None if transform is None else RecordTransform(transform, trusted)
     collate = grade_collate(loader, own_code is None and noise == "secure")
     private = PrivateOptimizer(optimizer, recording, account, pending, rng, own)
-    private.records, private.shards = records, shards
+    private.records, private.shards, private.scaler = records, shards, Standardiser.of(account, records, rng)
     private.batch_code = lambda: [collate, *([] if change is None else [change.grade])]
-    return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change)
+    return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change, private.scaler)
 
 
 def _refuse_prepared(*parts: Any) -> None:

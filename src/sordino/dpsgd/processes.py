@@ -113,7 +113,7 @@ class Ranks:
             raise BudgetError(refused[0] or "rank 0 failed without a message")
 
     def _share_key(self, key: int) -> int:
-        """Return the random key that rank 0 drew, on every rank."""
+        """Broadcast rank 0's random key; return it on every rank."""
         held = _bytes(key.to_bytes(_KEY, "little")).to(self.device)
         self._together(dist.broadcast, held, src=0)
         return int.from_bytes(held.cpu().numpy().tobytes(), "little")

@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -31,7 +31,7 @@ from sordino.certificate.facts import EarlierRun
 from sordino.errors import ConfigError, PlanError, brief_repr
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import LaplacianSmoothing
-from sordino.parts.mechanisms import Gaussian
+from sordino.parts.mechanisms import Gaussian, Preparation
 from sordino.parts.record_samplers import PoissonRecords, RecordsInTurn
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.releases import CentralNoise, Release
@@ -43,6 +43,7 @@ from sordino.rng import Mode
 
 Reduction = Literal["mean", "sum"]
 Batches = PoissonRecords | RecordsInTurn
+RECORD_DELTA = 1e-5  # accepted of records without an override while records * delta < 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,32 +110,38 @@ def steps_per_epoch(records: Batches) -> int:
 
 
 def loop_plan(
-    epochs: int,
+    epochs: int | None,
     records: Batches,
     clip_norm: float,
     smoothing: float,
     optimizer: Optimizer,
     strategy: Strategy | None = None,
+    steps: int | None = None,
+    prepare: tuple[Preparation, ...] = (),
 ) -> Plan:
     """Return the plan of DP-SGD and its variants (recipes/record_level.py) with noise multiplier 1.
 
     The server optimizer is PyTorch's: it works on noised gradients, so the plan only names it. Bands are optimised for
     its initial momentum.
     """
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise ConfigError(f"epochs = {epochs}", "a whole number of at least 1")
+    if (epochs is None) == (steps is None):
+        raise ConfigError(f"epochs = {epochs} and steps = {steps}", "exactly one of them")
+    for name, number in (("epochs", epochs), ("steps", steps)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ConfigError(f"{name} = {number}", "a whole number of at least 1")
     if not 0 < clip_norm < math.inf:
         raise ConfigError(f"clip_norm = {clip_norm}", "a positive finite number", "1.0 is a good start")
     first, noise = optimizer.param_groups[0], Gaussian(1.0)
     momentum = first["momentum"] if isinstance(optimizer, SGD) and strategy is not None else None
-    return single_silo(
+    plan = single_silo(
         TorchOptimizer(f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", momentum),
-        rounds=epochs * steps_per_epoch(records),
+        rounds=steps if epochs is None else epochs * steps_per_epoch(records),  # type: ignore[arg-type]
         records=records,
         clip_norm=clip_norm,
         release=CentralNoise(noise) if strategy is None else CorrelatedNoise(noise, strategy),
         denoiser=LaplacianSmoothing(smoothing) if smoothing else None,
     )
+    return replace(plan, prepare=prepare) if prepare else plan
 
 
 def calibrate_noise(plan: Plan, epsilon: float | None, noise_multiplier: float | None, delta: float) -> Plan:
@@ -147,13 +154,17 @@ def calibrate_noise(plan: Plan, epsilon: float | None, noise_multiplier: float |
 
 
 def checked_delta(delta: float | None, population: int, allow_large: bool) -> float:
-    """Return delta, by default min(population^-1.1, 1e-3); refuse more than population^-1.1 without an override."""
-    limit = largest_delta(population)
+    """Return delta, by default min(population^-1.1, 1e-3); refuse a larger one without an override.
+
+    The largest is population^-1.1, or RECORD_DELTA, the literature's at record level, while population * delta < 1.
+    """
+    limit = max(largest_delta(population), RECORD_DELTA if population * RECORD_DELTA < 1 else 0.0)
     found = default_delta(population) if delta is None else delta
     check_delta(found, population, override=True)
     if found > limit * (1 + 1e-9) and not allow_large:
         fix = "lower it, or pass allow_large_delta=True"
-        raise ConfigError(f"delta = {found}", f"at most records^-1.1 = {atleast(limit)}", fix)
+        what = "records^-1.1" if limit == largest_delta(population) else "max(records^-1.1, 1e-5)"
+        raise ConfigError(f"delta = {found}", f"at most {what} = {atleast(limit)}", fix)
     return found
 
 
@@ -194,7 +205,7 @@ class NoiseState:
         self.held: dict[str, Tensor] = release.init(length)
 
     def noised(self, total: Tensor, t: int, rng: Callable[[str], np.random.Generator]) -> Tensor:
-        """Return `total` of step t plus its noise."""
+        """Return the sum `total` of step t with the step's correlated noise added."""
         if self.release.correlated and self.drawn != t:
             found = f"step {t + 1} of correlated noise after {self.drawn} draws of noise"
             needed = "one draw of noise for every charged step"
@@ -237,7 +248,7 @@ MOST_STEPS = 2**31  # that one process can have charged
 _NEEDED = "the record that optimizer.state_dict() returned, unchanged"
 _FIX = "load an unchanged copy of the checkpoint, or start a new run (charged steps stay charged)"
 _FIELDS = ("format", "run", "settings", "taken", "checksum")
-_OPTIONAL = ("dataset", "earlier", "secret", "order")
+_OPTIONAL = ("dataset", "earlier", "secret", "order", "moments")
 
 
 @codec.hides_values
@@ -251,6 +262,7 @@ class LoopRecord:
     earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
     secret: dict[str, Any] = field(default_factory=dict)  # state of correlated noise
     order: dict[str, str] = field(default_factory=dict)  # of the data set's rows, under correlated noise
+    moments: dict[str, Any] = field(default_factory=dict)  # released mean and scale of the records
 
 
 def write_record(settings: Settings, run: str, taken: Mapping[str, int], **others: Any) -> dict[str, Any]:
@@ -311,7 +323,10 @@ def read_record(state: Any, settings: Settings) -> LoopRecord:
         _refuse(f"of the data set {brief_repr(dataset)}, which is no name")
     earlier: tuple[EarlierRun, ...] = codec.read(tuple[EarlierRun, ...], state.get("earlier", []), "earlier")
     _check_tables(state["taken"], secret, order)
-    return LoopRecord(state["run"], dict(state["taken"]), dataset, earlier, dict(secret), dict(order))
+    moments = state.get("moments", {})
+    if not isinstance(moments, Mapping):
+        _refuse("with a mean and scale that are no table")
+    return LoopRecord(state["run"], dict(state["taken"]), dataset, earlier, dict(secret), dict(order), dict(moments))
 
 
 def _check_tables(taken: Any, secret: Any, order: Any) -> None:

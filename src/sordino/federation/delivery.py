@@ -3,8 +3,8 @@
     server:  mark, a line of JSON {run, certificate, model}: sizes in bytes, then both files       -> every silo
     silo:    DIR/model/model.safetensors, certificate.json, bundle.json; evaluation.json, which never leaves
 
-Both files are released already, so that a delivery costs nothing. A silo takes the result of a run that it took part
-in and no other, and weights that fit its model and have the hash that the certificate states.
+Both files are already released, so a delivery has no privacy cost. A silo accepts only the result of a run in which it
+took part, with weights that fit its model and have the hash that the certificate states.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Exchange(Protocol):
 
 
 def deliver(folder: Path, silos: int, channel: Exchange, seconds: float) -> list[int]:
-    """Send model and certificate of a finished run to all silos; return the numbers of those that took them."""
+    """Send model and certificate of a finished run to all silos; return the numbers of the silos that accepted them."""
     model, certificate = ((folder / name).read_bytes() for name in (MODEL, CERTIFICATE))
     run = json.loads(certificate)["run"]["id"]
     head = json.dumps({"run": run, "certificate": len(certificate), "model": len(model)}).encode()
@@ -58,7 +58,7 @@ def deliver(folder: Path, silos: int, channel: Exchange, seconds: float) -> list
 @codec.hides_values
 @dataclass(frozen=True)
 class Inbox:
-    """Where a silo keeps the model that it receives; `knows` tells whether it took part in a run."""
+    """Folder in which a silo stores the model that it receives; `knows` says whether the silo took part in a run."""
 
     folder: Path
     task: Task
@@ -68,7 +68,9 @@ class Inbox:
     log: Callable[[str], None]
 
     def take(self, body: bytes) -> bytes:
-        """Check and keep a delivered model; evaluate it on the held-out rows, of which nothing is sent."""
+        """Check and store a delivered model, and evaluate it on the silo's held-out rows; the metrics stay in the
+        silo.
+        """
         run, certificate, model = self._parse(body)
         if not self.knows(run):
             raise DataError(f"the result of run {run}, which this silo does not know", "that of a run of its own")

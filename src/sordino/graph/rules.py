@@ -180,7 +180,7 @@ def along(call: Call) -> Rows:
 
 
 def slice_(call: Call) -> Rows:
-    """Rule of slices along another dimension than the records', or of all records."""
+    """Rule of slices, along a dimension other than the record axis, or of all records."""
     rows, tensor = call.own(), call.tensor()
     whole = call.output.shape[rows.dim] == tensor.shape[rows.dim] if call.output.dim() == tensor.dim() else False
     everything = call.arguments.get("start") in (None, 0) and call.arguments.get("step", 1) == 1 and whole
@@ -311,7 +311,7 @@ def attention(call: Call) -> Rows:
 
 
 def index(call: Call) -> Rows:
-    """Rule of table[i] with a public table and records' indices, and of x[:, i] with public indices."""
+    """Rule of indexing: table[i] with a public table and indices from records, and x[:, i] with public indices."""
     tensor, indices = call.tensor(), call.arguments["indices"]
     there = [(at, value) for at, value in enumerate(indices) if value is not None]
     places = [at for at, _ in there]
@@ -344,7 +344,7 @@ def index_select(call: Call) -> Rows:
 
 
 def cat(call: Call) -> Rows:
-    """Rule of `cat` along another dimension than the records', and of `stack` along a new one."""
+    """Rule of `cat` along a dimension other than the record axis, and of `stack` along a new dimension."""
     tensors = [value for value in call.arguments["tensors"] if value.dim() > 1 or value.numel()]
     found = {call.rows(value) for value in tensors}
     rows = found.pop() if len(found) == 1 else None

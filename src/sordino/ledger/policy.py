@@ -59,6 +59,8 @@ class Policy:
     plans: tuple[str, ...] = ()
     own_code: tuple[Grade, ...] = ("by construction", "per record (vmap)")
     expires: str | None = None
+    purpose: str = ""  # for people, and for `sordino dpia`: what the data are used for
+    retention: str = ""  # likewise: how long data and models are kept
 
     def __post_init__(self) -> None:
         lists: dict[str, tuple[Sequence[str], list[str]]] = {

@@ -287,8 +287,7 @@ class FemnistCnn(Architecture, kind="femnist_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class SmallCnn(Architecture, kind="small_cnn"):
-    """Small CNN of the scaled runs of papers 000 and 003: per entry of `channels` a convolution, group norm, ReLU and
-    pool.
+    """Small CNN of scaled runs (papers 000, 003): per entry of `channels` a convolution, group norm, ReLU, pool.
 
     55,338 parameters for 28x28 and 10 classes, 70,986 for 3x32x32; group norm (`groups` > 0) adds 96.
     """

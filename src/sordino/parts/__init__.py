@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from sordino.parts.local_solvers import Work as Work
     from sordino.parts.losses import Loss as Loss, Quantile as Quantile
     from sordino.parts.mechanisms import Distribution as Distribution, Gaussian as Gaussian, Histogram as Histogram
-    from sordino.parts.mechanisms import Laplace as Laplace, Mechanism as Mechanism, Preparation as Preparation
+    from sordino.parts.mechanisms import Laplace as Laplace, Mechanism as Mechanism, Moment as Moment
+    from sordino.parts.mechanisms import Preparation as Preparation
     from sordino.parts.record_samplers import AllRecords as AllRecords, FixedRecords as FixedRecords
     from sordino.parts.record_samplers import OnePass as OnePass, PoissonRecords as PoissonRecords
     from sordino.parts.record_samplers import RecordSampler as RecordSampler, RecordsInTurn as RecordsInTurn

@@ -54,9 +54,7 @@ def _check_decoded(found: object, step: Step, mean: Tensor, public: Public) -> s
 
 
 class Step(Part):
-    """Base class of encoding steps: the client's `encode`, the server's `decode`, and their effect on norm bound and
-    noise.
-    """
+    """Base class of encoding steps: the client's `encode`, the server's `decode`, their norm bound and noise."""
 
     needs_slopes: bool = False  # True: `encode` uses the clients' gradients at the start of the round
     needs_tensors: bool = False  # True: `encode` uses the sizes of the model's tensors
@@ -229,8 +227,9 @@ class Noised:
 
 
 class Postprocess(Part):
-    """Base class of post-processing of the noised mean; after a `linear` map the noise level stays known
-    (`decoded_noise_std`)."""
+    """Base class of post-processing of the noised mean.
+
+    After a `linear` map the noise level stays known (`decoded_noise_std`)."""
 
     needs_noise: ClassVar[bool] = False  # True: `apply` reads known.std, so what comes before must be linear
     linear: ClassVar[bool] = False
@@ -349,8 +348,9 @@ class JamesStein(Postprocess, kind="james_stein"):
 
 @dataclass(frozen=True)
 class SoftThreshold(Postprocess, kind="soft_threshold"):
-    """Soft thresholding sign(y) max(0, |y| - nu sqrt(2 ln d)) per tensor, d noisy coordinates (Donoho, Johnstone
-    1994).
+    """Soft thresholding sign(y) max(0, |y| - nu sqrt(2 ln d)) per tensor (Donoho, Johnstone 1994).
+
+    nu is the noise's standard deviation, d the number of noisy coordinates.
     """
 
     needs_noise: ClassVar[bool] = True
@@ -366,8 +366,7 @@ class SoftThreshold(Postprocess, kind="soft_threshold"):
 
 @dataclass(frozen=True)
 class WhenNoisy(Postprocess, kind="when_noisy"):
-    """Conditional denoising: `denoiser` in rounds with noise-to-signal ratio z sqrt(d) / S > `above`, else the
-    identity.
+    """Conditional denoising: `denoiser` in rounds with noise-to-signal ratio z sqrt(d) / S > `above`, else none.
 
     z is the noise multiplier, d the number of parameters, S the expected cohort (or batch). Laplacian smoothing helps
     above a ratio of about 15 and harms below it. The ratio is public: it depends on the plan and the model alone.

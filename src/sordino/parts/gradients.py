@@ -145,9 +145,7 @@ class Blur(Gradient, kind="blur"):
 
 @dataclass(frozen=True)
 class Proximal(Gradient, kind="proximal"):
-    """FedProx: gradient of f(w) + strength / 2 * ||w - w_t||^2, w_t the model at the start of the round (Li et al.
-    2020).
-    """
+    """FedProx: gradient of f(w) + strength / 2 * ||w - w_t||^2, w_t the round's initial model (Li et al. 2020)."""
 
     strength: float
     gradient: Gradient = field(default_factory=Plain)

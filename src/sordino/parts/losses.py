@@ -24,9 +24,7 @@ IGNORED = -100  # the label of a token that costs nothing, as torch's cross-entr
 
 
 class Loss(Part):
-    """Base class of losses per record: `value` is required; `slope` makes linear and dense models several times as
-    fast.
-    """
+    """Base class of losses per record: `value` is required; `slope` makes linear and dense models faster."""
 
     convex: ClassVar[bool] = False  # in the scores
     smooth: ClassVar[bool] = False  # its slope is Lipschitz in the scores

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import brief_repr
 from sordino.parts.schedules import positive, require
 from sordino.rng import is_secure
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Floats = NDArray[np.float64]
 _GRID = 4096  # points at which a tail of many terms is computed; between them its logarithm is interpolated
@@ -239,6 +242,7 @@ def laplace_sum_tail(x: Floats, scales: tuple[float, ...]) -> Floats:
 
 Values = NDArray[np.float64]
 MOST_BINS = 4096
+INSIDE = 1 - 2.0**-40  # of the unit ball: rounding of a norm does not leave it
 STEEP = 1e4  # about the width of the last bin of a log grid over that of the first
 
 
@@ -246,15 +250,16 @@ class Preparation(Part):
     """Base class of a column's release before the first round, from which ranges and means are computed privately."""
 
     column: str
-    epsilon: float
 
     @abstractmethod
     def message(self, shares: Values, unit: Unit) -> Values:
-        """Return the message of one client, or of one silo's records: one unit changes it by at most 1 in L1 norm."""
+        """Return the message of one client, or of one silo's records: one unit changes it by at most 1 in the noise's
+        norm.
+        """
 
     @abstractmethod
-    def noise(self, relation: Relation) -> Laplace:
-        """Return the mechanism under which the release costs `epsilon` when neighbours differ by `relation`."""
+    def noise(self, relation: Relation) -> Mechanism:
+        """Return the mechanism that noises the sum of messages when neighbours differ by `relation`."""
 
     def event(self, relation: Relation) -> Event:
         """Return the privacy event of the release; `relation` is that of the adversary who sees models."""
@@ -336,3 +341,39 @@ class Histogram(Preparation, kind="histogram"):
     def value(self, share: float) -> float:
         """Convert a share of the range to the column's unit."""
         return self.low + share * (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Moment(Preparation, kind="moment"):
+    """Noised sum of a vector per record, sum_i v_i min(1, clip norm / ||v_i||) / clip norm + N(0, noise multiplier^2).
+
+    Mean and scale of a private loop's records are read off two of them (`make_private(prepare=...)`). One record
+    changes the sum by at most 1 in L2 norm, or by 2 if it is replaced. Guarantee: that of `Gaussian`.
+    """
+
+    column: str
+    noise_multiplier: float
+    clip_norm: float
+    size: int  # numbers in a vector
+
+    def __post_init__(self) -> None:
+        found = f"noise multiplier {brief_repr(self.noise_multiplier)}, clip norm {brief_repr(self.clip_norm)}"
+        needed = "positive finite numbers"
+        require(positive(self.noise_multiplier, self.clip_norm), "preparation", f"{found} for {self.column!r}", needed)
+
+    def noise(self, relation: Relation) -> Gaussian:
+        return Gaussian(self.noise_multiplier)
+
+    def message(self, shares: Values, unit: Unit) -> Values:
+        """Return the sum [size] of clipped vectors [n, size] before noise; a client's vectors are clipped as one."""
+        import torch
+
+        vectors = torch.from_numpy(np.atleast_2d(np.asarray(shares, dtype=np.float64)))
+        own = vectors.sum(0, keepdim=True) if unit == "client" else vectors
+        return np.asarray(self.clipped(own).sum(0).numpy())
+
+    def clipped(self, vectors: Tensor) -> Tensor:
+        """Return vectors [n, size] in float64 with norms of at most 1; one that is not finite becomes 0."""
+        norms = vectors.norm(dim=1, keepdim=True)
+        safe: Tensor = vectors / norms.clamp_min(self.clip_norm) * INSIDE
+        return safe.where(norms.isfinite(), safe.new_zeros(()))

@@ -360,8 +360,7 @@ class ShuffledRecords(_PublicBatches, kind="shuffled_records"):
 
 @dataclass(frozen=True)
 class RecordsInTurn(_PublicBatches, kind="records_in_turn"):
-    """Fixed cyclic batches: one public permutation of a silo's records, cut into size // batch batches that come in
-    turn.
+    """Fixed cyclic batches: one public permutation of a silo's records, cut into size // batch batches.
 
     The remaining records are never read. Guarantee: replace one record (sensitivity 2); the reads of a record are
     exactly size // batch steps apart, as correlated noise requires. Nothing is amplified, so the order may be public.

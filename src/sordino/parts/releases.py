@@ -341,8 +341,7 @@ class _WithVoidRounds(_ClientNoise):
 
 @dataclass(frozen=True)
 class NoiseShares(_WithVoidRounds, kind="noise_shares"):
-    """Distributed DP: each client adds noise N(0, noise multiplier^2 / at_least), and secure aggregation reveals only
-    the sum.
+    """Distributed DP: each client adds noise N(0, noise multiplier^2 / at_least) under secure aggregation.
 
     A round with fewer than `at_least` messages releases nothing, so the total noise is never below the noise
     multiplier, and the event does not depend on dropouts. The server sees the cohort; neighbours zero out one client.
@@ -483,9 +482,7 @@ class _WithoutNoise(Release):
 
 @dataclass(frozen=True)
 class Forward(_WithoutNoise, kind="forward"):
-    """Release of messages that the local solver has already noised (`AlreadyPrivate`), unchanged, at the solver's
-    cost.
-    """
+    """Release of messages that the local solver has already noised (`AlreadyPrivate`), at the solver's cost."""
 
     sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
     local: ClassVar[bool] = True

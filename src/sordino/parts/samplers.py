@@ -477,8 +477,7 @@ def _drawn_cohorts(sampler: MinSeparation) -> tuple[Cohort, list[Cohort]]:
 
 @dataclass(frozen=True)
 class CyclicPoisson(_RandomCohorts, kind="cyclic_poisson"):
-    """Cyclic Poisson sampling (BandMF): `groups` take turns, and each client of the group is drawn with probability
-    `rate`.
+    """Cyclic Poisson sampling (BandMF): `groups` take turns; each client of a group has probability `rate`.
 
     Client i is in group i mod `groups`. Guarantee: add/remove one client; its rounds are `groups` apart, so T rounds
     cost ceil(T / groups) amplified releases, also under correlated noise of at most `groups` bands (Choquette-Choo

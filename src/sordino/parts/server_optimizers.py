@@ -29,9 +29,7 @@ _DENSE = 4096  # rounds up to which a server with a changing step has its own ma
 
 
 class ServerOptimizer(Part):
-    """Base class of server optimizers: `query` is the model that clients start from, `result` the model a run
-    returns.
-    """
+    """Base class of server optimizers: `query` is the model sent to clients, `result` the model a run returns."""
 
     needs: ClassVar[frozenset[str]] = frozenset()  # what an engine must offer
     rounds: int | None = None  # number of rounds that the plan must have; None: any
@@ -300,8 +298,7 @@ class TorchOptimizer(ServerOptimizer, kind="torch_optimizer"):
 
 @dataclass(frozen=True)
 class Accelerated(ServerOptimizer, kind="accelerated"):
-    """Accelerated stochastic approximation, AC-SA (Ghadimi, Lan 2012), with sequences md (the query), w and ag (the
-    result).
+    """Accelerated SGD, AC-SA (Ghadimi, Lan 2012), with sequences md (the query), w and ag (the result).
 
         alpha_r = 2/(r+1),   eta_r = 4v/(r(r+1)),   m = mu + weight_decay,   r = 1, 2, ...
         md_r = (1-s) ag_{r-1} + s w_{r-1},     s = alpha_r [(1-alpha_r) m + eta_r] / [eta_r + (1-alpha_r^2) m]

@@ -174,8 +174,7 @@ def _check_count(name: str, value: int, most: int = 100_000) -> None:
 
 @dataclass(frozen=True)
 class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
-    """Buffered linear Toeplitz strategy (BLT, 2024): c_t = sum_j weights_j decays_j^(t-1), one state vector per buffer
-    j.
+    """Buffered linear Toeplitz strategy (BLT, 2024): c_t = sum_j weights_j decays_j^(t-1), one vector per buffer j.
 
     n_t = z_t - sum_j weights_j s_j, s_j <- decays_j s_j + n_t. `forget` as in `Banded`.
     """
@@ -330,9 +329,7 @@ class _Banded(Toeplitz):
 
 @dataclass(frozen=True)
 class BandedSquareRoot(_Banded, kind="banded_square_root"):
-    """Banded square root: the first `width` entries of the square root of the prefix-sum matrix, c_j = c_{j-1}
-    (2j-1)/(2j).
-    """
+    """Banded square root of the prefix-sum matrix: its first `width` entries, c_j = c_{j-1} (2j-1)/(2j)."""
 
     width: int
 

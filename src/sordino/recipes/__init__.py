@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sordino.errors import ConfigError
 from sordino.plan import Plan
-from sordino.recipes.best import best
+from sordino.recipes.best import best, head
 
 # isort: off
 # fmt: off
@@ -18,14 +18,14 @@ from sordino.recipes.record_level import (
 )
 
 _SHIPPED: tuple[Callable[..., Plan], ...] = (
-    dp_fed_avg, dp_fed_ls, dp_fed_sam, dp_fed_sam_top_k, fed_smp, blur, best, dp_ftrl, band_mf, scaffold,
+    dp_fed_avg, dp_fed_ls, dp_fed_sam, dp_fed_sam_top_k, fed_smp, blur, best, head, dp_ftrl, band_mf, scaffold,
     noisy_minibatch_sgd, accelerated_minibatch_sgd, noisy_local_sgd, client_side_fed_avg, silo, dp_sgd, dp_ls_sgd,
     dp_adam, dp_ls_adam,
 )
 __all__ = [
     "RECIPES", "accelerated_minibatch_sgd", "add_recipe", "band_mf", "best", "blur", "client_side_fed_avg", "dp_adam",
     "dp_fed_avg", "dp_fed_ls", "dp_fed_sam", "dp_fed_sam_top_k", "dp_ftrl", "dp_ls_adam", "dp_ls_sgd", "dp_sgd",
-    "fed_smp", "noisy_local_sgd", "noisy_minibatch_sgd", "scaffold", "silo",
+    "fed_smp", "head", "noisy_local_sgd", "noisy_minibatch_sgd", "scaffold", "silo",
 ]
 # fmt: on
 RECIPES: dict[str, Callable[..., Plan]] = {recipe.__name__: recipe for recipe in _SHIPPED}

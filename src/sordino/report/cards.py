@@ -71,6 +71,70 @@ def to_yaml(data: dict[str, Any]) -> str:
     return str(yaml.dump(data, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=1_000_000))
 
 
+# ---- data protection impact assessment
+
+BLANK = "**[ to be written: {} ]**"
+ASKED = {  # headings of Article 35(7) GDPR, and what only people know under each
+    "Purpose and legal basis": ("the purpose of the processing", "the legal basis (Articles 6 and 9 GDPR)"),
+    "Necessity and proportionality": (
+        "why this model is needed, and why less data would not do",
+        "how subjects are told",
+    ),
+    "Risks to the persons": ("how severe it would be for a person if it were known that they are in the data",),
+    "Measures and sign-off": ("who may start runs and raise limits", "data protection officer's opinion, name, date"),
+}
+
+
+def dpia(made: Certificate, explained: dict[str, Any], columns: list[str], policies: dict[str, dict[str, Any]]) -> str:
+    """Return a draft of a data protection impact assessment: what a run knows, and marked blanks for what people know.
+
+    `columns` are those that the model reads; `policies` are the tables of silos' policy.toml, by data set.
+    """
+    purpose, needed, risks, measures = ASKED
+    blanks = {head: "\n".join(f"- {BLANK.format(what)}" for what in asked) for head, asked in ASKED.items()}
+    said = made["statement"]
+    policy_rows = []
+    for name, table in policies.items():
+        texts = [table.get(key) or BLANK.format(key) for key in ("purpose", "retention")]
+        limits = [f"{table['epsilon']:g} over all runs", table.get("expires") or "never"]
+        policy_rows.append(f"| {' | '.join([name, *texts, *limits])} |")
+    head = ["| data set | purpose | retention | limit of epsilon | policy expires |", "|---|---|---|---|---|"]
+    about = "\n".join([*head, *policy_rows]) if policies else f"- {BLANK.format('retention of data and of the model')}"
+    read = ", ".join(f"`{name}`" for name in columns) or BLANK.format("which fields of a record the model reads")
+    subject = f"- data subject: {said['data_subject']}\n- unit of privacy: {said['unit_of_privacy']}"
+    parts = [
+        "# Data protection impact assessment: a draft",
+        f"Facts are those of the certificate of plan `{made['plan_sha256'][:16]}`; what is marked **[ ]** people know.",
+        *([] if made["noise"]["mode"] == "secure" else [WARNING]),
+        f"## {purpose}\n\n{blanks[purpose]}\n\n{about}",
+        f"## Description of the processing\n\n{subject}\n- columns that the model reads: {read}\n"
+        f"- who adds the noise: {said['data_curator']}\n- who receives results: {said['data_consumer']}\n"
+        f"- not protected: {said['not_protected']}\n- other releases of the data: {said['other_releases']}",
+        f"## {needed}\n\n{blanks[needed]}",
+        f"## {risks}\n\n{_guarantee(made)}\n\n{_epsilons(made)}\n\n{page(explained)}\n\n{blanks[risks]}",
+        "## What is not covered\n\n" + "\n".join(f"- {text}" for text in made["not_covered"]),
+        f"## {measures}\n\n"
+        + "\n".join(f"- assumption: {text}" for text in made["assumptions"])
+        + f"\n{blanks[measures]}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _epsilons(made: Certificate) -> str:
+    """Return a table of epsilon and delta of every silo, for the adversary who sees most."""
+    line = made["adversaries"][-1]
+    entries = [(silo, one) for one in line.get("silos", []) for silo in one["silos"]]
+    if not entries:
+        return ""
+    names = made["silos"]
+    rows = [
+        f"| {names[silo] if names else silo} | {_bound(one)} |" for silo, one in sorted(entries, key=lambda e: e[0])
+    ]
+    return "\n".join(
+        [f"Against an adversary who {line['description']}:", "", "| silo | guarantee |", "|---|---|", *rows]
+    )
+
+
 # ---- model card
 def model_card(made: Certificate, explained: dict[str, Any], about: About, dataset: str) -> str:
     """Return the README.md of a model: YAML metadata, then certificate and curator's text as Markdown."""

@@ -1,7 +1,7 @@
 """Bundle of a model that scores raw rows of a table: `sordino predict`. Written by `execute` and by silos.
 
     model.safetensors     the weights
-    bundle.json           what a row's columns mean, the classes, the architecture; how this site writes its files
+    bundle.json           encoding of the columns, classes, architecture, and the file format of this site
     certificate.json      the guarantee; states the hash of model.safetensors
 
 A run's folder is a bundle, and so is a folder of copies of these three files. Nothing in it is read from private rows.
@@ -39,7 +39,7 @@ BATCH = 65536  # rows that are scored at once
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """Encoding and architecture of a model on a table; `csv` is how the bundle's own site writes its files."""
+    """Encoding and architecture of a model on a table; `csv` is the file format of the bundle's site."""
 
     encoding: Encoding
     model: Architecture
@@ -69,7 +69,7 @@ class Bundle:
         return found
 
     def load(self, weights: bytes) -> nn.Module:
-        """Return the model with these weights, a safetensors file."""
+        """Return the bundle's model with the weights of a safetensors file."""
         rows = 1 if self.encoding.person is None else self.encoding.person.rows
         shape = (self.encoding.width,) if rows == 1 else (rows, self.encoding.width)
         model = build_seeded(self.model, shape, self.encoding.classes or 1, self.seed, rows)
@@ -91,7 +91,7 @@ class Bundle:
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes; empty where a number is predicted."""
+        """Names of the classes; empty if a real number is predicted."""
         return list(self.encoding.words) or [str(one) for one in range(self.encoding.classes or 0)]
 
 
@@ -114,7 +114,7 @@ def predict(folder: Path, rows: Path, out: Path, written: CsvFormat | None = Non
     """Score the raw rows of a table, with or without the target, into a .csv; return their number.
 
     The columns of `out`: the number of the row from 1, the columns to `keep`, the prediction, and for classes the
-    probability of each. `written` is how the file is written; by default as the bundle's own site does.
+    probability of each. `written` is the format of the file; by default that of the bundle's site.
     """
     bundle = Bundle.read(folder)
     weights, _ = checked_model(folder)
@@ -143,7 +143,9 @@ def _two_sides(outputs: Tensor) -> Tensor:
 
 
 def with_released_ranges(encoding: Encoding, scales: Mapping[str, Any]) -> Encoding:
-    """Return the encoding with ranges and imputations that were read off released histograms (prepared.json)."""
+    """Return the encoding with the ranges and imputations that were computed from released histograms
+    (prepared.json).
+    """
     columns = []
     for name, column in zip(encoding.names, encoding.columns, strict=True):
         own = scales.get(name)

@@ -155,7 +155,7 @@ def _verdict(codes: Sequence[int | None], errors: Sequence[str]) -> int:
     if code == 2:
         raise ConfigError(f"on {name}: {last.removeprefix('found ')}")
     if code == FAILED:
-        raise RankError(last.partition("; what was charged")[0])
+        raise RankError(last.partition("; charged rounds")[0])
     how = f"ended with code {code}" if code > 0 else f"was killed by signal {-code}"
     with suppress(ValueError):
         how = f"was killed by {signal.Signals(-code).name}"

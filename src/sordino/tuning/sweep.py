@@ -167,7 +167,9 @@ class SweepFolder:
 
     @cached_property
     def rows_used(self) -> dict[str, str]:
-        """Descriptions of the public rows that chose the best setting and of those that report its metric."""
+        """Descriptions of the public rows on which the best setting was chosen, and of those on which its metric is
+        reported.
+        """
         run, found = self.runs[0], {}
         for name, choosing in (("chosen_by", True), ("reported_on", False)):
             task = self.sweep.config(run.changes, run.seed, validation=choosing).build()

