@@ -131,7 +131,7 @@ def identity(rows: Tensor) -> Tensor:
 @codec.hides_values
 @dataclass(frozen=True)
 class Rows:
-    """Per-record gradients of a parameter in full, [b, ...], in its shape after `reshape`; `known` are their squares."""
+    """Per-record gradients of a parameter in full, [b, ...], in its shape after `reshape`; `known`: their squares."""
 
     value: Tensor
     reshape: Callable[[Tensor], Tensor] = identity
