@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -110,8 +110,6 @@ def make_private(
         raise ConfigError(f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for your code')
     if loss is not None and reduction != "mean":
         raise ConfigError(f"loss and reduction = {reduction!r}", "no reduction: optimizer.loss is a mean", "drop it")
-    if max_physical_batch_size is not None and max_physical_batch_size < 1:
-        raise ConfigError(f"max_physical_batch_size = {max_physical_batch_size}", "a whole number of at least 1")
     _refuse_prepared(model, optimizer, loader)
     model, size = unwrapped(model), _check_loader(loader)
     shards = Shards(model)
@@ -121,9 +119,7 @@ def make_private(
     _check_optimizer(model, optimizer, shards)
     _check_labels(model, loader.dataset)
     check_collate(loader)
-    if memory is not None:
-        if max_physical_batch_size is not None:
-            raise ConfigError("memory and max_physical_batch_size", "one of them: memory chooses the other")
+    if _chosen_by_memory(memory, max_physical_batch_size):
         max_physical_batch_size = _physical_size(model, _held(optimizer, shards), loader, memory, transform is None)
     delta, chosen = checked_delta(delta, size, allow_large_delta), batches(loader.batch_size or 0, size, strategy)
     records = lineage.tensors_of(loader.dataset)
@@ -184,6 +180,15 @@ def _join_ranks(
 def _held(optimizer: Optimizer, shards: Shards) -> set[Tensor]:
     """Return the model's parameters that the optimizer holds."""
     return {shards.of(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _chosen_by_memory(memory: str | int | None, given: int | None) -> TypeGuard[str | int]:
+    """Return whether `memory` chooses the physical batch size; refuse both, and a size below 1."""
+    if given is not None and memory is not None:
+        raise ConfigError("memory and max_physical_batch_size", "one of them: memory chooses the other")
+    if given is not None and given < 1:
+        raise ConfigError(f"max_physical_batch_size = {given}", "a whole number of at least 1")
+    return memory is not None
 
 
 def _physical_size(model: nn.Module, held: set[Tensor], loader: DataLoader[Any], memory: str | int, raw: bool) -> int:
