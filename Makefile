@@ -47,11 +47,13 @@ $(DEPLOY)/.installed: pyproject.toml constraints.txt tests/deploy/constraints.tx
 	touch $@
 
 # Ten thousand mutated configurations, each with five seconds and a gigabyte; ten thousand jobs, replies, policies, ledgers
-# and letters of a secure sum; all 2^28 seeds of Flower's masks; sixty kills of any process of a federation. An hour.
+# and letters of a secure sum; two rounds of every plan of the papers' own size on the simulated device; all 2^28 seeds
+# of Flower's masks; sixty kills of any process of a federation. An hour and a half.
 nightly: install $(DEPLOY)/.installed
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/contracts/test_any_configuration.py
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/ledger/test_ledger_processes.py tests/ledger/test_ledger_damage.py
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/engines/test_jobs.py tests/ledger/test_policy.py
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/device/test_paper_scale.py
 	HYPOTHESIS_PROFILE=nightly $(DEPLOY)/bin/python -m pytest -W default tests/deploy/test_secure_sum.py tests/deploy/test_seed_search.py
 	SORDINO_KILLS=60 OMP_NUM_THREADS=1 $(DEPLOY)/bin/python -m pytest -W default -s tests/deploy/test_on_one_machine.py -k killed
 

@@ -235,6 +235,8 @@ class Plan(_Cache):
         learned = {name: float(held) for name, held in known.items() if "." not in name and not held.dim()}
         broadcast = {name.removeprefix(BROADCAST): held for name, held in known.items() if name.startswith(BROADCAST)}
         clip_norm = self.clip.clip_norm_at(t, learned.get("clip_norm")) if self.clip else math.inf
+        if self.local.adaptive is not None:
+            clip_norm = learned.get("clip_norm", self.local.adaptive.at(t))
         mask = None
         if self.mask is not None and size:
             source = self.mask.source
@@ -246,6 +248,8 @@ class Plan(_Cache):
         """Return the clip norm of an update, or of a record's gradient: an upper bound on the norm of the clean
         mean.
         """
+        if self.local.adaptive is not None:
+            return public.clip_norm
         return min(public.clip_norm, *(at(clip_norm, public.t) for clip_norm in (math.inf, *self.local.clip_norms)))
 
     def length(self, size: int) -> int:
@@ -264,6 +268,7 @@ class Plan(_Cache):
     def needs(self) -> frozenset[str]:
         """Features that an engine must offer for the release, the server, client state and preparations."""
         own = {"client_state": bool(self.local.client_state(torch.zeros(1))), "preparation": bool(self.prepare)}
+        own["a loop of PyTorch"] = self.local.needs_loop or self.release.scheduled
         return self.release.needs | self.server.needs | {name for name, needed in own.items() if needed}
 
     @property

@@ -107,6 +107,15 @@ def forked_rng() -> Iterator[None]:
             yield
 
 
+def torch_rng_states() -> list[Any]:
+    """Return the states of torch's generators: the CPU's, and that of the current accelerator."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    own = [] if accelerator is None else [torch.get_device_module(accelerator).get_rng_state()]
+    return [torch.get_rng_state(), *own]
+
+
 def global_rng_state() -> tuple[Any, Any]:
     """Return the state of the global generators of numpy and Python; user code may draw from them, this package does
     not.

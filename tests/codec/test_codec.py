@@ -29,6 +29,7 @@ from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.losses import add_loss
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_samplers import PoissonRecords
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.releases import CentralNoise, Forward, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson
@@ -71,6 +72,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "per_step": {"schedule": {"kind": "inverse_time", "scale": 0.5, "shift": 4.0}},
         "travelled": {"schedule": {"kind": "inverse_time", "scale": 0.5, "shift": 4.0}, "steps": 3},
         "adaptive": {"start": 0.5},
+        "clip_norms": {"names": ["first", "second"], "clip_norms": [0.3, 0.4]},
         "scaled": {"schedule": {"kind": "decay", "start": 0.5, "factor": 0.9}, "factor": 2.0},
     },
     "LocalSolver": {
@@ -144,6 +146,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     "Mechanism": {"gaussian": {"noise_multiplier": 1.5}, "laplace": {"noise_multiplier": 1.5}},
     "Release": {
         "central_noise": {"mechanism": GAUSSIAN},
+        "scheduled_noise": {"noise_multiplier": [2.0, 1.0], "steps": [5, 5], "scale": 1.5},
         "noise_shares": {"noise_multiplier": 1.5, "at_least": 2},
         "local_noise": {"mechanism": GAUSSIAN, "noise_multipliers": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]},
         "shuffled_noise": {"mechanism": GAUSSIAN, "at_least": 2},
@@ -225,6 +228,13 @@ FOR_RECORDS: dict[str, dict[str, Any]] = {
     "batch_gradient": {"encode": ()},
     "noisy_local_sgd": {"encode": (), "release": Forward()},
 }
+
+
+def of_a_loop(clip_norm: Any) -> dict[str, Any]:
+    """Parts of a plan whose records may all be in every step."""
+    return {"local": BatchGradient(PoissonRecords(2.0, (6,)), clip_norm), "encode": (), "clients": Everyone(6)}
+
+
 IN_PLAN: dict[str, Callable[[Any], dict[str, Any]]] = {
     "Sampler": lambda part: {"clients": part},
     "LocalSolver": lambda part: {"local": part, **({} if part.reads is None else FOR_RECORDS[part.kind])},
@@ -232,9 +242,9 @@ IN_PLAN: dict[str, Callable[[Any], dict[str, Any]]] = {
     "Step": lambda part: {"encode": (part, Clip(0.5))},
     "Postprocess": lambda part: {"postprocess": (part,)},
     "ServerOptimizer": lambda part: {"server": part},
-    "Release": lambda part: {"release": part},
+    "Release": lambda part: {"release": part, **(of_a_loop(0.5) if part.scheduled else {})},
     "Strategy": lambda part: {"release": CorrelatedNoise(Gaussian(1.5), part)},
-    "Schedule": lambda part: {"encode": (Clip(part),)},
+    "Schedule": lambda part: of_a_loop(part) if part.kind == "clip_norms" else {"encode": (Clip(part),)},
     "Gradient": lambda part: {"local": LocalSgd(lr=0.5, epochs=1, gradient=part)},
     "Preparation": lambda part: {"prepare": (part,)},
     "Mechanism": lambda part: {"release": CentralNoise(part), "encode": (Clip(0.5, norm=1),)},

@@ -11,9 +11,10 @@ from tests.dpsgd.loops import batch_of
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from sordino.dpsgd.batch_independence import BatchPass
 from sordino.dpsgd.private_loop import check_devices
 from sordino.errors import DataError, PlanError
-from sordino.parts import Banded
+from sordino.parts import Adaptive, Banded
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
@@ -37,6 +38,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "smoothing": {"smoothing": 1.0},
     "banded": {"strategy": Banded(3)},
     "epsilon": {"noise_multiplier": None, "epsilon": 4.0},
+    "per_layer": {"clip": "per_layer", "clip_norm": 0.3},
+    "per_layer_in_pieces": {"clip": "per_layer", "clip_norm": 0.3, "max_physical_batch_size": 5},
+    "adaptive": {"clip_norm": Adaptive(0.3)},
+    "schedule": {"noise_multiplier": lambda t: 1.0 + 0.05 * t},
 }
 
 
@@ -103,6 +108,12 @@ def test_checks_leave_the_generator_of_the_device_alone() -> None:
         return state
 
     assert torch.equal(state_after(checked=True), state_after(checked=False))
+
+
+def test_a_pass_that_draws_on_the_device_is_seen_to_draw() -> None:
+    x = torch.ones(6, 50, device=DEVICE)
+    assert BatchPass(lambda rows: F.dropout(rows, 0.5), x, 6, random=False).gap(torch.arange(2))[1]
+    assert not BatchPass(lambda rows: F.relu(rows), x, 6, random=False).gap(torch.arange(2))[1]
 
 
 def test_labels_without_a_class_are_refused_on_the_device() -> None:

@@ -40,14 +40,17 @@ def test_a_step_stalls_at_most_four_times(name: str) -> None:
     assert found["stalls"] <= STALLS, found
 
 
-@pytest.mark.parametrize("settings", [{"loss": "cross_entropy"}, {"smoothing": 1.0}, {"noise": "secure"}])
+@pytest.mark.parametrize(
+    "settings", [{"loss": "cross_entropy"}, {"smoothing": 1.0}, {"noise": "secure"}, {"clip": "per_layer"}]
+)
 def test_settings_do_not_add_stalls(settings: dict[str, Any]) -> None:
     found = one_step("mlp", **settings)
     assert found["stalls"] <= STALLS, found
 
 
-def test_stalls_do_not_grow_with_the_number_of_tensors() -> None:
-    assert one_step("mlp", deep(1))["stalls"] == one_step("mlp", deep(12))["stalls"]
+@pytest.mark.parametrize("clip", ["flat", "per_layer"])
+def test_stalls_do_not_grow_with_the_number_of_tensors(clip: str) -> None:
+    assert one_step("mlp", deep(1), clip=clip)["stalls"] == one_step("mlp", deep(12), clip=clip)["stalls"]
 
 
 @pytest.mark.parametrize("settings", [{}, {"noise": "secure"}])

@@ -105,6 +105,15 @@ def with_workers(folder: Path) -> Found:
     return loop(epochs=1, loader=DataLoader(data(), batch_size=12, num_workers=1))
 
 
+def not_finite(folder: Path) -> Found:
+    """Six records without a finite gradient, on several ranks."""
+    records = data()
+    records.tensors[0][:6] = torch.nan
+    parts = private(dataset=records, epochs=2)
+    train(parts, epochs=2)
+    return {**outcome(parts), "not_finite": parts[1].not_finite}
+
+
 CASES: dict[str, Callable[[Path], Found]] = {
     "a plain model": lambda _: loop(),
     "a model in DistributedDataParallel": wrapped,
@@ -117,6 +126,13 @@ CASES: dict[str, Callable[[Path], Found]] = {
     "a resumed loop": resumed,
     "a resumed loop of correlated noise": lambda folder: resumed(folder, strategy=so.parts.Banded(3)),
     "a ledger": on_a_ledger,
+    "a clip per layer": lambda _: loop(clip="per_layer", clip_norm=0.3, max_physical_batch_size=2),
+    "clip norms by group": lambda _: loop(clip_norm={"0": 0.1, "2": 0.4}),
+    "an adaptive clip": lambda _: loop(clip_norm=so.parts.Adaptive(0.5)),
+    "a resumed loop of an adaptive clip and scheduled noise": lambda folder: resumed(
+        folder, clip_norm=so.parts.Adaptive(0.5), noise_multiplier=[2.0, 1.0]
+    ),
+    "records that are not finite": not_finite,
 }
 
 
@@ -156,6 +172,7 @@ SHARDED: dict[str, Callable[[], Found]] = {
     "adam in pieces, with smoothing": lambda: sharded_loop(
         optimizer=torch.optim.Adam, smoothing=1.0, max_physical_batch_size=2
     ),
+    "a clip per layer": lambda: sharded_loop(optimizer=_momentum, clip="per_layer", clip_norm=0.3),
     "correlated noise": lambda: sharded_loop(optimizer=_momentum, strategy=so.parts.Banded(3)),
     "a resumed loop": sharded_resume,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import runpy
 import sys
 from pathlib import Path
@@ -204,7 +205,10 @@ def test_arguments_that_a_private_trainer_cannot_keep_are_refused_by_name(
 
 def test_what_a_trainer_stores_of_a_model_to_be_released_holds_no_loss_or_count_of_its_records(tmp_path: Path) -> None:
     own = trainer(tmp_path, settings={"noise": "secure"})
-    own.train()
+    result = own.train()
+    assert "train_loss" not in result.metrics
+    assert math.isnan(result.training_loss)
+    assert "train_loss" in trainer(tmp_path / "simulated").train().metrics
     state = json.loads((tmp_path / "checkpoint-9" / "trainer_state.json").read_text())
     logged = {name for line in [*state["log_history"], *own.state.log_history] for name in line}
     assert not logged & {"loss", "train_loss", "grad_norm"}
@@ -275,9 +279,20 @@ def test_accumulation_by_accelerate_is_refused_with_the_fix() -> None:
         next(batches)
 
 
-def test_mixed_precision_by_accelerate_is_refused() -> None:
-    with pytest.raises(PlanError, match="_original_forward"):
+def test_mixed_precision_by_accelerate_is_refused_with_the_fix() -> None:
+    with pytest.raises(PlanError, match=r'_original_forward.*mixed_precision="no".*torch\.autocast'):
         accelerator(mixed_precision="bf16").prepare(*private())
+
+
+def test_a_closure_over_a_piece_of_a_batch_is_refused_with_the_fix() -> None:
+    """Lightning passes closures, and would end an epoch after as many pieces as an epoch has batches."""
+    parts = private(max_physical_batch_size=4)
+    before = weights(parts[0]).clone()
+    x, y = first_batch(parts)
+    with pytest.raises(PlanError, match="leave max_physical_batch_size out"):
+        parts[1].step(lambda: backward(parts, x, y))
+    assert parts[1].steps == 0
+    assert torch.equal(before, weights(parts[0]))
 
 
 def test_a_closure_runs_once_and_its_step_is_that_of_a_loop() -> None:

@@ -88,6 +88,12 @@ def test_a_ledger_is_charged_once_for_all_ranks_and_refuses_all_of_them(found: l
         assert own["refused"].partition(";")[0] == alone["refused"].partition(";")[0] != ""
 
 
+def test_every_rank_counts_the_records_of_all_ranks_that_are_not_finite(found: list[Found], tmp_path: Path) -> None:
+    alone = CASES["records that are not finite"](tmp_path)["not_finite"]
+    assert alone > SIZE
+    assert [one["honest"]["records that are not finite"]["not_finite"] for one in found] == [alone] * SIZE
+
+
 def test_one_process_continues_a_checkpoint_of_many(played: Path, found: list[Found]) -> None:
     assert distance(continued(played / "many0.pt"), found[0]["honest"]["a resumed loop"]) < 1e-6
 

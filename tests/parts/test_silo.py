@@ -21,7 +21,7 @@ from sordino.engines.inprocess import InProcess
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.errors import DataError, PlanError
 from sordino.loop import check
-from sordino.parts.encoding import Adaptive, Clip, Public
+from sordino.parts.encoding import Adaptive, Clip, ClipNorms, Public
 from sordino.parts.gradients import Ball, Batch, Bounded, Moreau, Plain, Sam
 from sordino.parts.losses import Loss, Quantile
 from sordino.parts.record_samplers import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
@@ -266,10 +266,17 @@ def refused(rule: str, build: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, -1.0, math.inf, math.nan, Adaptive(1.0)])
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0, math.inf, math.nan])
 def test_a_radius_that_bounds_nothing_is_refused(clip_norm: Any) -> None:
     refused("clip", lambda: BatchGradient(FixedRecords(2, SIZES), clip_norm))
     refused("clip", lambda: NoisyLocalSgd(FixedRecords(2, SIZES), clip_norm, 1.0, 0.1, 2))
+
+
+@pytest.mark.parametrize("clip_norm", [Adaptive(1.0), ClipNorms(("a", "b"), (1.0, 2.0))])
+def test_a_clip_of_records_that_only_a_loop_runs_is_refused_elsewhere(clip_norm: Any) -> None:
+    refused("clip", lambda: NoisyLocalSgd(FixedRecords(2, SIZES), clip_norm, 1.0, 0.1, 2))
+    refused("clip", lambda: BatchGradient(FixedRecords(2, SIZES), clip_norm, norm=1))
+    assert BatchGradient(FixedRecords(2, SIZES), clip_norm).needs_loop
 
 
 @pytest.mark.parametrize("clip_norm", [Linear(1.0, 0.0, 2), Constant(-1.0), Decay(1.0, 1e200), Decay(1.0, 1e-300)])

@@ -106,7 +106,7 @@ def test_a_mistake_in_what_is_said_is_one_sentence(text: str, word: str, secure:
 def test_a_file_that_the_registry_would_refuse_is_not_written(secure: Path, tmp_path: Path) -> None:
     said = sordino("certify", secure, "--registry", tmp_path / "My Entry.yml")
     assert said.code == 2
-    assert "small letters" in said.sentence
+    assert "lower-case letters" in said.sentence
 
 
 def test_a_model_card_is_read_by_the_hub_and_has_the_run_s_own_figures(secure: Path, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class Participation:
     repeats              number of repeated rounds; may exceed the length of `repeated` by silos' receipts
     end_reveals_cohorts  whether a budget decides when the run ends, so that its end depends on the drawn cohorts
     prepared             how often the releases before round 1 were made (more than once after a kill)
+    first                round from which these releases are counted; not 0 for a part of a run
     """
 
     releases: int
@@ -65,6 +66,7 @@ class Participation:
     prepared: int = 1
     repeated: tuple[int, ...] = ()
     sampled_rounds: int = 0
+    first: int = 0
 
     @classmethod
     def planned(cls, clients: Sampler, rounds: int, repeated: tuple[int, ...] = ()) -> Participation:
@@ -75,6 +77,11 @@ class Participation:
             reached = clients.amplified_rounds(rounds, repeated)
             sure, sampled = (reached, 0) if clients.inclusion_rate is None else (0, reached)
         return cls(rounds + len(repeated), sure, repeats=len(repeated), repeated=repeated, sampled_rounds=sampled)
+
+    @property
+    def rounds(self) -> range:
+        """The rounds of these releases, one after the other."""
+        return range(self.first, self.first + self.releases)
 
     @property
     def unnamed(self) -> int:
@@ -253,6 +260,9 @@ def _silo_cost(
         events = (reads.amplify(local.own_event(silo), silo),) * 3
     elif "messages" in release.sees:
         events = (amplified(release.own_event(silo)),) * 3
+    elif release.scheduled:  # a record may be read in every round, each with noise of its own (`Release.check`)
+        own = tuple((amplified(event), count) for event, count in release.events(participation.rounds))
+        return own, own, ((release.message_event(), times),)
     else:
         to_models = amplified(release.event()) if release.amplified else release.event()
         events = (to_models, to_models, amplified(release.own_event(silo)))

@@ -150,8 +150,7 @@ def denominator(plan: Plan) -> float | str:
 def _clip(plan: Plan) -> dict[str, Any]:
     if plan.local.reads is not None:
         local = codec.dump(plan.local)
-        scope = "one norm over the gradient of each single record"
-        return {"scope": scope, "clip_norm": local["clip_norm"], "norm": local.get("norm", 2)}
+        return {"scope": plan.local.clip_scope, "clip_norm": local["clip_norm"], "norm": local.get("norm", 2)}
     if plan.clip is None or not plan.clip.finite:
         return {"scope": "none", "clip_norm": None, "norm": None}
     clip_norm = codec.dump(plan.clip)["clip_norm"]

@@ -216,10 +216,11 @@ def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) ->
     if plan.release.correlated or facts.selection is not None:  # one event stands for the whole run, or for all trials
         return
     least, most = _releases_of_one_unit(plan, facts, counts)
+    kinds = len(plan.release.events(counts.rounds))  # events of rounds in a line: one, unless the noise is scheduled
     for who in ADVERSARIES:
         # a line has the releases of rounds first, then those of sampled rounds, then preparations
         found = max(
-            sum(count for k, (event, count) in enumerate(line.entries) if k == 0 or event.seen_sampling is not None)
+            sum(count for k, (event, count) in enumerate(line.entries) if k < kinds or event.seen_sampling is not None)
             for line in cost.of(who)
         )
         if not least <= found <= most:

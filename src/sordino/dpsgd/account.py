@@ -18,6 +18,7 @@ import os
 import re
 import sys
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -96,7 +97,7 @@ class Account:
         if self.ledger is not None:
             self.ledger.charge(self.run, number)
         self.taken[self.own] += 1
-        _CHARGED_HERE.setdefault(self.run, {})[self.own] = self.taken[self.own]
+        _CHARGED_HERE.setdefault(self.run, {})[self.own] = self.taken
         return number
 
     def charge_preparation(self) -> None:
@@ -129,9 +130,12 @@ class Account:
         elif record.dataset:
             raise _other_ledger(record.dataset, "no ledger")
         found = dict(self.taken)
-        for counts in (record.taken, _CHARGED_HERE.get(record.run, {})):
+        here = _CHARGED_HERE.get(record.run, {})
+        for counts in (record.taken, {name: table[name] for name, table in here.items()}):
             for name, count in counts.items():
                 found[name] = max(found.get(name, 0), count)
+        if self.settings.plan.release.scheduled:
+            _check_one_history(found, [self.taken, record.taken, *here.values()])
         if self.ledger is not None:
             known = self.ledger.known_steps(*{record.run, *([self.run] if self.steps else [])})
             found[ELSEWHERE] = found.get(ELSEWHERE, 0) + max(0, known - sum(found.values()))
@@ -171,8 +175,8 @@ class Account:
         return replace(known, ledger=statement, earlier=self.earlier, prepared=self.prepared)
 
 
+_CHARGED_HERE: dict[str, dict[str, dict[str, int]]] = {}  # counts of accounts of this process, by run and own name
 _PREPARED_HERE: dict[str, int] = {}  # releases of preparations in this process, by run
-_CHARGED_HERE: dict[str, dict[str, int]] = {}  # steps that this process has charged, by run and by account
 PREPARATION = "preparation"  # name of the job of releases before the first step
 BLOCKS = 200  # charges of a loop to its ledger, about: each is a line that all later runs read
 
@@ -222,7 +226,7 @@ class LedgerAccount:
             ledger.admit(run, self.dataset, self.planned(), whole=True, jobs=self._planned_blocks)
             self._refuse_again(ledger, run, block)
             for one in (*self._not_charged(ledger, run, block.start), block):
-                ledger.charge(run, _job(run, one), self._cost(len(one)))
+                ledger.charge(run, _job(run, one), self._cost(one))
 
     def charge_preparation(self, run: str) -> None:
         """Charge the plan's preparations: with all planned steps at first, and again for every repetition."""
@@ -301,13 +305,14 @@ class LedgerAccount:
             start = block.stop
         return found
 
-    def _cost(self, steps: int) -> tuple[Item, ...]:
-        """Return the cost of `steps` steps beyond the planned ones, which correlated noise does not allow
+    def _cost(self, block: range) -> tuple[Item, ...]:
+        """Return the cost of a block of steps beyond the planned ones, which correlated noise does not allow
         (`_refuse_again`).
         """
         if self.settings.plan.release.correlated:
             return ()
-        return _items(self.settings.plan.cost(Participation(steps, steps, prepared=0)).line("models").entries)
+        taken = Participation(len(block), len(block), first=block.start, prepared=0)
+        return _items(self.settings.plan.cost(taken).line("models").entries)
 
     def _refuse_again(self, ledger: Ledger, run: str, block: range) -> None:
         """Refuse to repeat a block of correlated noise, whose noise may be drawn only once."""
@@ -316,6 +321,18 @@ class LedgerAccount:
                 f"steps {block.start + 1} to {block.stop} of correlated noise were charged to {self.path} before: "
                 "their noise may not be drawn again; start a new run"
             )
+
+
+def _check_one_history(joined: dict[str, int], histories: Sequence[dict[str, int]]) -> None:
+    """Refuse, under scheduled noise, a joined count that is not the count of one run from its first step on.
+
+    Two copies of a run that both went on have taken the same numbers of steps twice, with the noise of those steps;
+    their sum would be charged by the noise of later ones.
+    """
+    if not any(all(own.get(name, 0) == count for name, count in joined.items()) for own in histories):
+        found = "a checkpoint of a copy of this run, both of which went on, under scheduled noise"
+        needed = "one run of every step: the noise of a step depends on its number"
+        raise ConfigError(found, needed, "load the newest checkpoint of one of them into a new process")
 
 
 def _other_ledger(dataset: str, found: str) -> ConfigError:

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from sordino.dpsgd.pieces import HALF, UnrecordableError
 from sordino.errors import PlanError
 from sordino.layout import copied
-from sordino.rng import Secure, forked_rng
+from sordino.rng import Secure, forked_rng, torch_rng_states
 
 SOME = 8  # records that run in a batch of their own
 FEW = 16  # records of a small batch, enough for most checks
@@ -121,9 +121,9 @@ class BatchPass:
 
     def _values(self, inputs: Any, size: int, some: Tensor) -> tuple[list[Tensor], bool]:
         with frozen_rng(self.random):
-            before = torch.get_rng_state()
+            before = torch_rng_states()
             leaves = [y for y in tree_flatten(self.forward(inputs))[0] if has_records(y, size)]
-            drew = not torch.equal(before, torch.get_rng_state())
+            drew = not all(torch.equal(one, now) for one, now in zip(before, torch_rng_states(), strict=True))
             return [y.detach()[some].clone() for y in leaves if y.is_floating_point()], drew
 
 

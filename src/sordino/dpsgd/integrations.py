@@ -6,6 +6,7 @@ private loader, the loss is `optimizer.loss`, and a step of the Trainer (`global
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -134,13 +135,19 @@ class PrivateTrainer(Trainer):
         return (loss, output) if return_outputs else loss
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train, and write the certificate to args.output_dir."""
+        """Train, and write the certificate to args.output_dir.
+
+        With noise = "secure" the result has no loss of training records: training_loss is nan.
+        """
         found = super().train(*args, **kwargs)
         if self.args.should_save and self.private.steps:
             folder = Path(str(self.args.output_dir))
             folder.mkdir(parents=True, exist_ok=True)
             self.private.save_certificate(folder / CERTIFICATE)
-        return found
+        if self.settings.get("noise") != "secure":
+            return found
+        metrics = {name: value for name, value in found.metrics.items() if name != "train_loss"}
+        return found._replace(training_loss=math.nan, metrics=metrics)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log the figures, without the loss of training records if the noise is for release."""

@@ -32,6 +32,7 @@ from sordino.dpsgd.state_guard import DeviceChecks
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import TRUSTED, Grade, weakest
 from sordino.layout import Layout
+from sordino.parts.clipping import SLACK
 from sordino.parts.encoding import Noised
 from sordino.parts.releases import on_grid
 from sordino.rng import Streams
@@ -47,7 +48,8 @@ class PrivateOptimizer(Optimizer):
 
     p.grad = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch
 
-    The sum is over the private loader's batch; g_j is one record's gradient over all trained parameters. A step
+    The sum is over the private loader's batch; g_j is one record's gradient over all trained parameters, each group of
+    which may be clipped by itself: then C is the root of the sum of the groups' squared clip norms. A step
     without a batch, or one that cannot be clipped record by record, raises and moves nothing. Guarantee: each step is
     one release of PoissonSampled(rate, Gaussian(z)), add or remove one record, counted before its noise is drawn; the
     inner optimizer's work is post-processing. Under correlated noise all steps are one Gaussian release, replace one.
@@ -67,23 +69,32 @@ class PrivateOptimizer(Optimizer):
         self.__setstate__({"inner": inner})  # torch's own way to set up an optimizer without groups of its own
         self.recording, self.account, self.pending, self.streams = recording, account, pending, streams
         self.layout, recording.mean = _layout(recording.named), account.settings.reduction == "mean"
-        self.noise_state = NoiseState(account.settings.plan.release, self.layout.size)
+        self.adaptive, self.clip_norm = account.settings.adaptive, account.settings.clip_norm  # of the next step
+        length = account.settings.plan.length(self.layout.size)
+        self.noise_state = NoiseState(account.settings.plan.release, length)
         device = next(iter(recording.named.values())).device
-        self.total = torch.zeros(self.layout.size, dtype=torch.float64, device=device)  # of this batch, / clip norm
+        self.total = torch.zeros(length, dtype=torch.float64, device=device)  # message of this batch
         self.check = LossCheck(account.settings.reduction, account.settings.records.count)
         kinds = {p.dtype for p in recording.named.values()}
-        self.margin = clip_margin(account.settings.reduction, recording.expected, double=kinds == {torch.float64})
-        self.clip_groups = [ClipGroup(account.settings.clip_norm * (1.0 - self.margin), tuple(recording.named))]
+        self.margin = clip_margin(
+            account.settings.reduction,
+            recording.expected,
+            double=kinds == {torch.float64},
+            rounding=1.0 if self.adaptive is None else self.adaptive.rounding,
+        )
+        self.clip_shares = account.settings.clip_shares(recording.names())
         self.own, recording.loss_check = own, self.check if own is None else None
         self.targets = InputCheck(recording.own_code)
         self.compared = 0  # the loop over the loader in which the loss was last compared with its graph
         self.batch_code: Callable[[], list[tuple[Grade, str]]] = list  # of code that makes batches
-        self.not_finite = 0  # records that counted as zero so far: not private
+        self.not_finite = 0  # records of all ranks that counted as zero so far: not private
+        self.lost = 0  # those of this rank in this batch
         self.shards = Shards(recording.model)  # none, unless make_private has gathered the model
         self.joined = -1  # the loop over the loader in which the weights of all ranks were last compared
         self.found: list[Any] = []  # what the certificate says of the loss and of own code, when it was last exchanged
         self.others: list[Any] = []  # the same of every rank
         self.idle = 0  # parameters that the loss did not depend on, once that was logged
+        self.in_pieces = False  # whether max_physical_batch_size is set
         self.released = False  # True while the inner optimizer may step
         self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
         self.scaler: Standardiser | None = None
@@ -115,6 +126,9 @@ class PrivateOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Add the clipped gradients of a piece of the batch; after the last piece, add noise and take the step."""
+        if closure is not None and self.in_pieces:  # Lightning would count pieces as batches of an epoch
+            found, fix = "step(closure) with max_physical_batch_size", "in Lightning leave max_physical_batch_size out"
+            raise _loop(found, "loss.backward() and step() after each piece of a batch", fix)
         with torch.enable_grad():
             loss = None if closure is None else closure()  # the one backward pass, as Lightning has it
         self.recording.warning.end()
@@ -129,10 +143,12 @@ class PrivateOptimizer(Optimizer):
             self.own.verify(checks)
         checks.read()
         scale = float(size) if settings.reduction == "mean" and not self.recording.mean_undone else 1.0
-        total, _, lost = self.recording.clipped_sum(self.clip_groups, scale or 1.0)
+        aim = self.clip_norm * (1.0 - self.margin)
+        groups = [ClipGroup(aim * share, names) for share, names in self.clip_shares]
+        total, norms, lost = self.recording.clipped_sum(groups, scale or 1.0)
         self._report(lost)
         self._report_idle()
-        self._add(total)
+        self._add(total, norms)
         return loss
 
     def loss(self, output: Any, *targets: Any) -> Tensor:
@@ -164,6 +180,7 @@ class PrivateOptimizer(Optimizer):
                 lost,
             )
         self.not_finite += lost
+        self.lost = lost if self.pending.summed == 0 else self.lost + lost
 
     def _report_idle(self) -> None:
         """Warn once about trained parameters that the loss does not depend on, which receive only noise."""
@@ -175,12 +192,16 @@ class PrivateOptimizer(Optimizer):
                 "them with requires_grad_(False) before make_private.", len(idle), len(self.recording.named), idle[0],
             )  # fmt: skip
 
-    def _add(self, total: dict[str, Tensor]) -> None:
-        """Add one piece of the batch to the sum; take the step after the last piece."""
+    def _add(self, total: dict[str, Tensor], norms: Tensor) -> None:
+        """Add one piece of the batch to the sum of messages; take the step after the last piece."""
         if self.pending.summed == 0:
             self.total.zero_()
         flat = torch.cat([total[slot.name].reshape(-1) for slot in self.layout.slots])
-        self.total.add_(flat.double(), alpha=1 / self.account.settings.clip_norm)
+        size, unit = len(flat), 1.0 if self.adaptive is None else self.adaptive.update_norm
+        self.total[:size].add_(flat.double(), alpha=unit / self.clip_norm)
+        if self.adaptive is not None:
+            inside = self.adaptive.bits(norms[0], self.clip_norm).sum()
+            self.total[size] += inside * self.adaptive.share * (1.0 - SLACK) * (1.0 - self.margin)
         if self.pending.take().last:
             self._release()
 
@@ -208,25 +229,33 @@ class PrivateOptimizer(Optimizer):
         if ranks.size == 1:
             return
         found = [self.check.found, self._grades()]
-        every = ranks.numbers(self.steps, self.joined != self.pending.loops, found != self.found)
-        if any(steps != self.steps for steps, _, _ in every):
-            taken = " and ".join(str(steps) for steps, _, _ in every)
+        every = ranks.numbers(self.steps, self.joined != self.pending.loops, found != self.found, self.lost)
+        if any(steps != self.steps for steps, *_ in every):
+            taken = " and ".join(str(steps) for steps, *_ in every)
             raise _loop(f"ranks that have taken {taken} steps", "the same number", "load the same checkpoint on all")
-        if any(first for _, first, _ in every):
+        self.not_finite += sum(lost for *_, lost in every) - self.lost
+        if any(first for _, first, *_ in every):
             ranks.compare({"weights": weights_digest(self.recording.model)})
             self.joined = self.pending.loops
-        if any(changed for _, _, changed in every):
+        if any(changed for _, _, changed, _ in every):
             self.found, self.others = found, ranks.gather(found)
         ranks.add(self.total)
 
     def _noised(self, t: int) -> Tensor:
-        """Return A^-1 (total + N(0, z^2)) * C / batch, [d]: the plan's release, decode and post-processing."""
-        plan, public = self.account.settings.plan, self.account.settings.plan.public(t)
+        """Return A^-1 (total + N(0, z^2)) * C / batch, [d]: the plan's release, decode and post-processing.
+
+        An adaptive C of the next step is read off the last coordinate of what is released.
+        """
+        plan = self.account.settings.plan
+        public = plan.public(t, public_state={"clip_norm": torch.tensor(self.clip_norm, dtype=torch.float64)})
         noised = self.noise_state.noised(self.total, t, lambda _: self.streams.at(t, "noise"))
         self.total.zero_()
         std = plan.release.noise_std(ALL, t)
         if self.streams.mode == "secure":
             noised = on_grid(noised, std)
+        if self.adaptive is not None:
+            self.clip_norm = self.adaptive.next(noised[-1:] / self.account.settings.records.count, self.clip_norm)
+            noised = noised[:-1]
         own = next(iter(self.recording.named.values())).dtype
         mean = plan.decode(noised, public).to(torch.promote_types(own, torch.float32))
         return plan.refine(mean, Noised(self.layout, std * plan.local.unit(public), t, plan.signal_norm(public)))
@@ -281,9 +310,10 @@ class PrivateOptimizer(Optimizer):
         Under correlated noise the result contains the noise state, which must not be published.
         """
         self.recording.guard.check()
-        order = {} if self.pending.order is None else self.pending.order.state()
-        order |= {} if self.scaler is None else self.scaler.state()
-        return {**self.inner.state_dict(), "sordino": self.account.state(**self.noise_state.state(), **order)}
+        others = {} if self.pending.order is None else self.pending.order.state()
+        others |= {} if self.scaler is None else self.scaler.state()
+        others |= {} if self.adaptive is None else {"clip_norm": self.clip_norm}
+        return {**self.inner.state_dict(), "sordino": self.account.state(**self.noise_state.state(), **others)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue a run from a checkpoint of the same settings; refuse an edited count of steps."""
@@ -304,6 +334,7 @@ class PrivateOptimizer(Optimizer):
         if self.scaler is not None:
             self.scaler.load(record.moments)
         self.noise_state.load(record.secret)
+        self.clip_norm = self.clip_norm if record.clip_norm is None else record.clip_norm
         self.pending.reset()
         self.recording.forget()
 

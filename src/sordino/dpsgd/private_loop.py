@@ -33,8 +33,19 @@ from sordino.dpsgd.optimizer import PrivateOptimizer
 from sordino.dpsgd.own_code import PerRecord, RecordLoss, RecordTransform, named_loss
 from sordino.dpsgd.pieces import KEPT
 from sordino.dpsgd.processes import Ranks, Shards, group_options, refuse_wrapping, unwrapped
-from sordino.dpsgd.recording import RecordedForward, Recording
-from sordino.dpsgd.settings import Reduction, Settings, batches, calibrate_noise, checked_delta, loop_plan
+from sordino.dpsgd.recording import RecordedForward, Recording, parameter_names
+from sordino.dpsgd.settings import (
+    ClipNorm,
+    NoiseMultiplier,
+    Reduction,
+    Settings,
+    batches,
+    calibrate_noise,
+    checked_delta,
+    clip_norms,
+    loop_plan,
+    noise_schedule,
+)
 from sordino.dpsgd.standardise import Standardise, Standardiser
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.graph import UntraceableError
@@ -53,11 +64,12 @@ def make_private(
     steps: int | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
-    clip_norm: float = 1.0,
+    clip_norm: ClipNorm = 1.0,
+    clip: Literal["flat", "per_layer"] = "flat",
     smoothing: float = 0.0,
     noise: Mode = "simulation",
     seed: int = 0,
-    noise_multiplier: float | None = None,
+    noise_multiplier: NoiseMultiplier | None = None,
     strategy: Strategy | None = None,
     max_physical_batch_size: int | None = None,
     memory: str | int | None = None,
@@ -74,7 +86,12 @@ def make_private(
 
     `steps` plans a number of steps instead of `epochs`. `epsilon` is solved for the noise multiplier, or
     `noise_multiplier` gives it; delta defaults to min(records^-1.1, 1e-3); 1e-5 is accepted while records * 1e-5 < 1.
-    `clip_norm` bounds the gradient of every record, over all parameters. `smoothing` is the strength of the
+    `clip_norm` C bounds the gradient of every record, over all parameters: scaled by min(1, C / its norm); with
+    clip="per_layer" each of L layers by itself, to C / sqrt(L). A dict {"layer or prefix": C_l} names groups that are
+    clipped by themselves, and the bound is C = sqrt(sum C_l^2): the noise is N(0, (z C)^2) per coordinate in any case.
+    `clip_norm=Adaptive(start)` follows a quantile of the norms, by one more noised coordinate. A `noise_multiplier` may
+    change: a function of the step, a schedule, or a number per step or epoch, each step charged by its own; with
+    `epsilon` too it is only a shape, times the smallest factor that meets epsilon. `smoothing` is the strength of the
     Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes the expected size of a
     Poisson batch; `max_physical_batch_size` limits the number of records computed at once. `reduction` is that of the
     loop's loss; with `loss`, a function (output, target) -> one value per record or a kind ("cross_entropy",
@@ -112,19 +129,19 @@ def make_private(
         raise ConfigError(f"loss and reduction = {reduction!r}", "no reduction: optimizer.loss is a mean", "drop it")
     _refuse_prepared(model, optimizer, loader)
     model, size = unwrapped(model), _check_loader(loader)
-    shards = Shards(model)
-    refuse_layers(model, statistics=False)
-    _refuse_checkpointing(model)
-    refuse_mixing(model)
+    shards, trusted = Shards(model), own_code == "trusted"
+    _check_layers(model)
     _check_optimizer(model, optimizer, shards)
     _check_labels(model, loader.dataset)
     check_collate(loader)
     if _chosen_by_memory(memory, max_physical_batch_size):
         max_physical_batch_size = _physical_size(model, _held(optimizer, shards), loader, memory, transform is None)
     delta, chosen = checked_delta(delta, size, allow_large_delta), batches(loader.batch_size or 0, size, strategy)
+    norms = clip_norms(clip, clip_norm, parameter_names(model, _trained(optimizer, shards)))
+    schedule = noise_schedule(noise_multiplier, chosen, epochs, steps, scaled=epsilon is not None)
     records = lineage.tensors_of(loader.dataset)
     parts = Standardiser.parts_of(prepare, records, transform is not None or Ranks.of(model).size > 1)
-    bare = loop_plan(epochs, chosen, float(clip_norm), float(smoothing), optimizer, strategy, steps, parts)
+    bare = loop_plan(epochs, chosen, norms, float(smoothing), optimizer, strategy, steps, parts, schedule)
     plan, own_seed = calibrate_noise(bare, epsilon, noise_multiplier, delta), seed if noise == "simulation" else 0
     settings = Settings(plan=plan, delta=delta, noise=noise, seed=own_seed, reduction=reduction, epsilon=epsilon)
     ranks = _join_ranks(model, optimizer, loader, settings, [max_physical_batch_size, own_code, str(ledger), dataset])
@@ -137,7 +154,6 @@ def make_private(
     refuse_wrapping(model)
     pending, rng, count = PendingBatch(), ranks.streams(noise, seed), settings.records.count
     expected = min(count, (max_physical_batch_size or count) * ranks.size)  # one record more moves a piece of each rank
-    trusted = own_code == "trusted"
     recording = Recording(model, pending, rng.at(0, "mixing"), expected, trusted)
     recording.prepare(() if transform else records)
     function, known = named_loss(loss, model) if isinstance(loss, str) else (loss, False)
@@ -146,6 +162,7 @@ def make_private(
     collate = grade_collate(loader, own_code is None and noise == "secure")
     private = PrivateOptimizer(optimizer, recording, account, pending, rng, own)
     private.records, private.shards, private.scaler = records, shards, Standardiser.of(account, records, rng)
+    private.in_pieces = max_physical_batch_size is not None
     private.batch_code = lambda: [collate, *([] if change is None else [change.grade])]
     return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change, private.scaler)
 
@@ -226,6 +243,11 @@ def _physical_size(model: nn.Module, held: set[Tensor], loader: DataLoader[Any],
     return size
 
 
+def _trained(optimizer: Optimizer, shards: Shards) -> set[Tensor]:
+    """Return the parameters of the model that the optimizer holds and trains."""
+    return {shards.of(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+
+
 def _freeze_others(model: nn.Module, optimizer: Optimizer, shards: Shards) -> None:
     """Freeze parameters that the optimizer does not hold: they are no part of a record's gradient."""
     held = _held(optimizer, shards)
@@ -234,13 +256,15 @@ def _freeze_others(model: nn.Module, optimizer: Optimizer, shards: Shards) -> No
             parameter.requires_grad_(False)
 
 
-def _refuse_checkpointing(model: nn.Module) -> None:
-    """Refuse gradient checkpointing, because recomputation in the backward pass is not recorded."""
+def _check_layers(model: nn.Module) -> None:
+    """Refuse layers that mix records, and gradient checkpointing: its second forward pass is not recorded."""
+    refuse_layers(model, statistics=False)
     for name, part in model.named_modules():
         if getattr(part, "gradient_checkpointing", False) is True:
             found = f"layer '{name}' with gradient checkpointing, which runs again in the backward pass"
             fix = "model.gradient_checkpointing_disable(), and max_physical_batch_size for the memory"
             raise PlanError("per-record", found, "layers that run once for each batch", fix)
+    refuse_mixing(model)
 
 
 def _check_loader(loader: DataLoader[Any]) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,16 +46,17 @@ EVIDENCE: dict[Grade, str] = {
 MEAN_ROUNDING = 2.0**-22  # clip norms that a record's clipped gradient may change by, from a mean over b to b + 1
 
 
-def clip_margin(declared: Reduction, expected: float, *, double: bool) -> float:
+def clip_margin(declared: Reduction, expected: float, *, double: bool, rounding: float = 1.0) -> float:
     """Return the fraction of the clip norm C reserved for float32 rounding, with `expected` records at once.
 
     In a mean each record has the factor 1 / b, rounded in float32: one more record changes what each other one adds.
     Measured: 1.0e-7 C each, in one direction if records are equal, so the sum of 100,000 moved by 1.010 C. The public
     expected number plus eight standard deviations, times 2^-22, is reserved. A loss that is a sum needs no margin.
+    `rounding` is how much more a message changes than the gradient in it (`Adaptive.rounding`).
     """
     if declared == "sum" or double:
         return 0.0
-    margin = MEAN_ROUNDING * (expected + 8.0 * math.sqrt(expected))
+    margin = MEAN_ROUNDING * rounding * (expected + 8.0 * math.sqrt(expected))
     if margin > 0.5:
         found = f"a mean over about {expected:,.0f} records at once, too many for float32 rounding"
         fix = 'reduction = "sum", or max_physical_batch_size = 100_000'
@@ -171,6 +172,10 @@ class Recording:
         model.forward = RecordedForward(self)
         self.guard = ModelGuard(model, self.named.values())
         self.warning = GradientChangeWarning(self.named.values())
+
+    def names(self) -> dict[str, list[str]]:
+        """Return all names of each trained parameter, by its first one: several where layers share it."""
+        return parameter_names(self.model, set(self.named.values()))
 
     def restore(self) -> None:
         """Detach from the model, which gets its own forward back."""
@@ -376,6 +381,15 @@ class Recording:
         if self.inputs.changed:
             return TRUSTED, f"the loop changes batches itself ({self.inputs.changed})"
         return self.graphs.grade, "; ".join(self.graphs.reasons)
+
+
+def parameter_names(model: nn.Module, trained: Collection[Tensor]) -> dict[str, list[str]]:
+    """Return all names of each of these parameters, by its first one."""
+    found: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter in trained:
+            found.setdefault(parameter, []).append(name)
+    return {names[0]: names for names in found.values()}
 
 
 def _note_gradient(parameter: nn.Parameter, outside: set[str], name: str) -> RemovableHandle:

@@ -10,12 +10,13 @@ the steps taken. Called by `private_loop`, `account` and `optimizer`.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 import torch
@@ -30,11 +31,11 @@ from sordino.accounting.rounding import atleast
 from sordino.certificate.facts import EarlierRun
 from sordino.errors import ConfigError, PlanError, brief_repr
 from sordino.parts.correlated_noise import CorrelatedNoise
-from sordino.parts.encoding import LaplacianSmoothing
+from sordino.parts.encoding import Adaptive, ClipNorms, LaplacianSmoothing
 from sordino.parts.mechanisms import Gaussian, Preparation
 from sordino.parts.record_samplers import PoissonRecords, RecordsInTurn
-from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.releases import CentralNoise, Release
+from sordino.parts.releases import CentralNoise, Release, ScheduledNoise
+from sordino.parts.schedules import Schedule, at, positive
 from sordino.parts.server_optimizers import TorchOptimizer
 from sordino.parts.strategies import Strategy
 from sordino.plan import Plan
@@ -52,8 +53,9 @@ class Settings:
 
     g = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch
 
-    `epsilon` is the target from which the noise multiplier z was calibrated, if any. Under correlated noise row t of
-    C^-1 Z replaces N, and the batches come in one fixed order.
+    With `ClipNorms` each group of parameters is clipped by itself, and C is the root of the sum of their squares; z or
+    C may change from step to step. `epsilon` is the target from which the noise multiplier z was calibrated, if any.
+    Under correlated noise row t of C^-1 Z replaces N, and the batches come in one fixed order.
     """
 
     plan: Plan
@@ -76,9 +78,24 @@ class Settings:
 
     @property
     def clip_norm(self) -> float:
-        assert isinstance(self.plan.local, BatchGradient)
-        assert isinstance(self.plan.local.clip_norm, float)
-        return self.plan.local.clip_norm
+        """Largest norm of a record's clipped gradient over all parameters; of an adaptive clip norm the first."""
+        return at(self.plan.local.clip_norms[0], 0)
+
+    @property
+    def adaptive(self) -> Adaptive | None:
+        return cast(Adaptive | None, self.plan.local.adaptive)
+
+    def clip_shares(self, named: Mapping[str, Sequence[str]]) -> list[tuple[float, tuple[str, ...]]]:
+        """Return the share of the clip norm, and the parameters, of each group that is clipped by itself.
+
+        `named` has all names of each trained parameter, by its first one.
+        """
+        norms = self.plan.local.clip_norms[0]
+        if not isinstance(norms, ClipNorms):
+            return [(1.0, tuple(named))]
+        owners = group_parameters(norms.names, named)
+        each = zip(norms.names, norms.clip_norms, strict=True)
+        return [(clip_norm / norms.at(0), tuple(owners[group])) for group, clip_norm in each]
 
     @property
     def per_epoch(self) -> int:
@@ -109,28 +126,130 @@ def steps_per_epoch(records: Batches) -> int:
     return max(1, round(1 / records.rate(0)))
 
 
+ClipNorm = float | Mapping[str, float] | Adaptive
+
+
+def clip_norms(
+    clip: Literal["flat", "per_layer"], clip_norm: ClipNorm, named: Mapping[str, Sequence[str]]
+) -> float | Schedule:
+    """Return the clip norm of a record's gradient, or those of its layers, or of the groups that the user names.
+
+    `named` has all names of each trained parameter, by its first one. A layer is a module that owns parameters; a
+    parameter that two layers share belongs to the first.
+    """
+    if clip not in ("flat", "per_layer"):
+        raise ConfigError(f"clip = {clip!r}", '"flat" (one norm over all parameters) or "per_layer"')
+    if isinstance(clip_norm, Schedule) and clip_norm.learned and clip == "flat":
+        return clip_norm
+    if isinstance(clip_norm, Mapping):
+        group_parameters(tuple(clip_norm), named)
+        for group, own in clip_norm.items():
+            _check_clip_norm(f"clip_norm[{group!r}]", own)
+        return ClipNorms(tuple(clip_norm), tuple(float(own) for own in clip_norm.values()))
+    if isinstance(clip_norm, Schedule):
+        found, fix = f"clip_norm = {type(clip_norm).__name__} and clip = {clip!r}", 'Adaptive with clip="flat"'
+        raise ConfigError(found, "a number, a dict of numbers, or Adaptive", fix)
+    _check_clip_norm("clip_norm", clip_norm)
+    if clip == "flat":
+        return float(clip_norm)
+    layers = tuple(dict.fromkeys(name.rpartition(".")[0] for name in named))
+    return ClipNorms(layers, (clip_norm / math.sqrt(len(layers)),) * len(layers))
+
+
+def _check_clip_norm(what: str, clip_norm: Any) -> None:
+    if isinstance(clip_norm, bool) or not isinstance(clip_norm, int | float) or not 0 < clip_norm < math.inf:
+        raise ConfigError(f"{what} = {brief_repr(clip_norm)}", "a positive finite number", "1.0 is a good start")
+
+
+def group_parameters(groups: Sequence[str], named: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the parameters of each group: those whose name is, or begins with, the group's; the longest such counts.
+
+    A parameter with several names belongs to the group of the first name that is in a group.
+    """
+    found: dict[str, list[str]] = {group: [] for group in groups}
+    for first, names in named.items():
+        owners = [group for name in names for group in _owners(name, found)]
+        if not owners:
+            lacking, needed = f"parameter '{first}', which no group of clip_norm names", "a group for every parameter"
+            raise ConfigError(lacking, needed, f"add its layer ({first.rpartition('.')[0]!r}), or '' for all others")
+        found[owners[0]].append(first)
+    empty = next((group for group, own in found.items() if not own), None)
+    if empty is not None:
+        needed = "names of layers, or prefixes of names, with a trained parameter each"
+        raise ConfigError(f"clip_norm for {empty!r}, which has no trained parameter", needed, "drop it")
+    return found
+
+
+def _owners(name: str, groups: Iterable[str]) -> list[str]:
+    """Return the groups whose name is the parameter's, or a prefix of it, the longest first."""
+    return sorted((g for g in groups if g in ("", name) or name.startswith(f"{g}.")), key=len, reverse=True)
+
+
+NoiseMultiplier = float | Sequence[float] | Callable[[int], float] | Schedule
+LEVELS = 64  # different noise multipliers of a schedule: each is one more distribution to compose
+
+
+def noise_schedule(
+    noise_multiplier: NoiseMultiplier | None, records: Batches, epochs: int | None, steps: int | None, *, scaled: bool
+) -> ScheduledNoise | None:
+    """Return the release of a noise multiplier that changes from step to step; None if it does not.
+
+    A sequence has one entry per step or per epoch, a function takes the number of the step, from 0. Of more than
+    `LEVELS` different values each is rounded up to one of `LEVELS` in geometric progression: that is the noise that
+    runs, and that is charged. With `scaled` only the shape counts: the least value becomes 1.
+    """
+    if noise_multiplier is None or isinstance(noise_multiplier, int | float):
+        return None
+    check_length(epochs, steps)
+    length = steps or (epochs or 0) * steps_per_epoch(records)
+    values = _values_by_step(noise_multiplier, length, length if epochs is None else epochs)
+    odd = next((t for t, value in enumerate(values) if not positive(value)), None)
+    if odd is not None:
+        found = f"a noise_multiplier of {brief_repr(values[odd])} in step {odd}"
+        raise ConfigError(found, "a positive finite number in every step")
+    low, high = min(values), max(values)
+    if len(set(values)) > LEVELS:
+        level = math.log(high / low) / (LEVELS - 1)
+        values = [low * math.exp(level * math.ceil(math.log(value / low) / level - 1e-9)) for value in values]
+    runs = [(value / low if scaled else value, len(list(same))) for value, same in itertools.groupby(values)]
+    return ScheduledNoise(tuple(value for value, _ in runs), tuple(count for _, count in runs))
+
+
+def _values_by_step(given: Sequence[float] | Callable[[int], float] | Schedule, steps: int, epochs: int) -> Any:
+    """Return the value of every planned step as a list of floats."""
+    if isinstance(given, Schedule) and not given.learned:
+        return [float(given.at(t)) for t in range(steps)]
+    if callable(given):
+        return [float(given(t)) for t in range(steps)]
+    if isinstance(given, Sequence) and not isinstance(given, str) and len(given) in (steps, epochs):
+        return [float(given[t * len(given) // steps]) for t in range(steps)]
+    length = f" of {len(given)}" if isinstance(given, Sequence) else ""
+    needed = f"a number, a function of the step, or one number for each of {steps} steps or {epochs} epochs"
+    raise ConfigError(f"noise_multiplier = a {type(given).__name__}{length}", needed)
+
+
 def loop_plan(
     epochs: int | None,
     records: Batches,
-    clip_norm: float,
+    clip_norm: float | Schedule,
     smoothing: float,
     optimizer: Optimizer,
     strategy: Strategy | None = None,
     steps: int | None = None,
     prepare: tuple[Preparation, ...] = (),
+    schedule: ScheduledNoise | None = None,
 ) -> Plan:
     """Return the plan of DP-SGD and its variants (recipes/record_level.py) with noise multiplier 1.
 
     The server optimizer is PyTorch's: it works on noised gradients, so the plan only names it. Bands are optimised for
     its initial momentum.
     """
-    if (epochs is None) == (steps is None):
-        raise ConfigError(f"epochs = {epochs} and steps = {steps}", "exactly one of them")
-    for name, number in (("epochs", epochs), ("steps", steps)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ConfigError(f"{name} = {number}", "a whole number of at least 1")
-    if not 0 < clip_norm < math.inf:
-        raise ConfigError(f"clip_norm = {clip_norm}", "a positive finite number", "1.0 is a good start")
+    learned = isinstance(clip_norm, Schedule) and clip_norm.learned
+    if strategy is not None and (schedule is not None or learned):
+        found = "a strategy with an adaptive clip norm or a noise_multiplier that changes"
+        needed = "one noise multiplier and one clip norm: later steps take back noise of earlier ones"
+        raise ConfigError(found, needed, "drop the strategy")
+    check_length(epochs, steps)
     first, noise = optimizer.param_groups[0], Gaussian(1.0)
     momentum = first["momentum"] if isinstance(optimizer, SGD) and strategy is not None else None
     plan = single_silo(
@@ -138,19 +257,32 @@ def loop_plan(
         rounds=steps if epochs is None else epochs * steps_per_epoch(records),  # type: ignore[arg-type]
         records=records,
         clip_norm=clip_norm,
-        release=CentralNoise(noise) if strategy is None else CorrelatedNoise(noise, strategy),
+        release=schedule or (CentralNoise(noise) if strategy is None else CorrelatedNoise(noise, strategy)),
         denoiser=LaplacianSmoothing(smoothing) if smoothing else None,
     )
     return replace(plan, prepare=prepare) if prepare else plan
 
 
-def calibrate_noise(plan: Plan, epsilon: float | None, noise_multiplier: float | None, delta: float) -> Plan:
-    """Return the plan with `noise_multiplier`, or with the smallest noise multiplier that costs at most `epsilon`."""
-    if epsilon is not None and noise_multiplier is None:
+def calibrate_noise(plan: Plan, epsilon: float | None, noise_multiplier: Any, delta: float) -> Plan:
+    """Return the plan with `noise_multiplier`, or with the smallest noise multiplier that costs at most `epsilon`.
+
+    A schedule (`noise_schedule`), which the plan has already, is multiplied by the smallest such factor.
+    """
+    if epsilon is not None and (noise_multiplier is None or plan.release.scheduled):
         return calibration.calibrate(plan, epsilon=epsilon, delta=delta)
     if noise_multiplier is not None and epsilon is None:
-        return calibration.noisier(plan, noise_multiplier)
-    raise ConfigError(f"epsilon = {epsilon} and noise_multiplier = {noise_multiplier}", "exactly one of the two")
+        return plan if plan.release.scheduled else calibration.noisier(plan, noise_multiplier)
+    found = f"epsilon = {epsilon} and noise_multiplier = {noise_multiplier}"
+    raise ConfigError(found, "exactly one of the two, or epsilon and the shape of a schedule")
+
+
+def check_length(epochs: int | None, steps: int | None) -> None:
+    """Refuse anything but one whole number of epochs or of steps, of at least 1."""
+    if (epochs is None) == (steps is None):
+        raise ConfigError(f"epochs = {epochs} and steps = {steps}", "exactly one of them")
+    for name, number in (("epochs", epochs), ("steps", steps)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ConfigError(f"{name} = {number}", "a whole number of at least 1")
 
 
 def checked_delta(delta: float | None, population: int, allow_large: bool) -> float:
@@ -211,7 +343,7 @@ class NoiseState:
             needed = "one draw of noise for every charged step"
             raise PlanError("correlated noise", found, needed, "load the last checkpoint into a new run")
         self.drawn = t + 1
-        noised, self.held = self.release.noised(total, ALL, rng, self.held)
+        noised, self.held = self.release.at(t).noised(total, ALL, rng, self.held)
         return noised
 
     def state(self) -> dict[str, Any]:
@@ -248,7 +380,7 @@ MOST_STEPS = 2**31  # that one process can have charged
 _NEEDED = "the record that optimizer.state_dict() returned, unchanged"
 _FIX = "load an unchanged copy of the checkpoint, or start a new run (charged steps stay charged)"
 _FIELDS = ("format", "run", "settings", "taken", "checksum")
-_OPTIONAL = ("dataset", "earlier", "secret", "order", "moments")
+_OPTIONAL = ("dataset", "earlier", "secret", "order", "moments", "clip_norm")
 
 
 @codec.hides_values
@@ -263,6 +395,7 @@ class LoopRecord:
     secret: dict[str, Any] = field(default_factory=dict)  # state of correlated noise
     order: dict[str, str] = field(default_factory=dict)  # of the data set's rows, under correlated noise
     moments: dict[str, Any] = field(default_factory=dict)  # released mean and scale of the records
+    clip_norm: float | None = None  # of the next step, where it adapts
 
 
 def write_record(settings: Settings, run: str, taken: Mapping[str, int], **others: Any) -> dict[str, Any]:
@@ -323,10 +456,15 @@ def read_record(state: Any, settings: Settings) -> LoopRecord:
         _refuse(f"of the data set {brief_repr(dataset)}, which is no name")
     earlier: tuple[EarlierRun, ...] = codec.read(tuple[EarlierRun, ...], state.get("earlier", []), "earlier")
     _check_tables(state["taken"], secret, order)
+    clip_norm, adaptive = state.get("clip_norm"), settings.adaptive
+    known = adaptive is not None and isinstance(clip_norm, float) and adaptive.allows(clip_norm)
+    if (clip_norm is not None) != (adaptive is not None) or (adaptive is not None and not known):
+        _refuse(f"with the clip norm {brief_repr(clip_norm)}, which this run cannot have reached")
     moments = state.get("moments", {})
     if not isinstance(moments, Mapping):
         _refuse("with a mean and scale that are no table")
-    return LoopRecord(state["run"], dict(state["taken"]), dataset, earlier, dict(secret), dict(order), dict(moments))
+    others = dict(secret), dict(order), dict(moments), clip_norm
+    return LoopRecord(state["run"], dict(state["taken"]), dataset, earlier, *others)
 
 
 def _check_tables(taken: Any, secret: Any, order: Any) -> None:

@@ -116,6 +116,11 @@ class StateGuard:
 
     def _refusal(self, name: str) -> PlanError:
         needed = "a model that stores no records: stored records would be released without noise"
+        if "'_original_forward'" in name:  # accelerator.prepare has wrapped the model's forward in autocast
+            fix = 'Accelerator(mixed_precision="no"), and torch.autocast in the loop or a model in bfloat16'
+            return PlanError(
+                "state", f"{name}, which accelerate's mixed precision sets", "the model's own forward", fix
+            )
         return PlanError("state", f"{name}, which changed {self.doing}", needed, self.fix)
 
 

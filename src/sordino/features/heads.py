@@ -96,7 +96,8 @@ def fit_head(
     `classes` is public: without it, it is the largest label plus one. `prepare=Standardise(channels=...)` releases a
     mean and a scale of the features, which are part of epsilon; public ones (`normalise=` of an extractor) are free.
     `public` is what the certificate declares beside what the features say of themselves (`Extractor.declared`). `step`
-    is the step size per unit of clip norm.
+    is the step size per unit of clip norm. The default numbers of steps and step sizes follow power laws in epsilon
+    that were found on MNIST and CIFAR-10 with test accuracy in sight: for these two data sets they are not neutral.
     """
     x, y = features.detach(), torch.as_tensor(np.asarray(labels)).long()
     if x.dim() != 2 or y.shape != (len(x),) or not len(x):

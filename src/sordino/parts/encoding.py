@@ -44,6 +44,8 @@ class Public:
         return replace(self, mask=mask, broadcast={name: held.to(device) for name, held in self.broadcast.items()})
 
 
+FARTHEST = 1e3  # factor between the first value of an adaptive clip norm and any later one
+RAMP = 0.1  # of the clip norm: where bits of an adaptive clip norm in a loop fall from 1 to -1
 NoiseStd = float | Tensor  # standard deviation of the noise: one number for all coordinates, or one for each [d]
 
 
@@ -96,7 +98,7 @@ class Adaptive(Schedule, kind="adaptive"):
     clip norm <- clip norm * exp(-rate * (fraction inside - quantile)),  the fraction estimated from the noised mean
 
     The bit b is one coordinate of the same unit-ball message, under the same noise: it costs no extra epsilon, but
-    shrinks the update by the factor sqrt(1 - share^2).
+    shrinks the update by the factor sqrt(1 - share^2). In a loop (`make_private`) x is the gradient of one record.
     """
 
     learned: ClassVar[bool] = True
@@ -126,11 +128,57 @@ class Adaptive(Schedule, kind="adaptive"):
         """Largest norm of the update inside the message, sqrt(1 - share^2)."""
         return math.sqrt(1 - self.share**2)
 
+    def bits(self, norms: Tensor, clip_norm: float) -> Tensor:
+        """Return b of records with these norms [m]: 1 below, -1 above the clip norm, 0 if the norm is not finite.
+
+        Within `RAMP` of the clip norm b falls in a straight line: a record's norm is rounded otherwise in a batch with
+        one record more, which would turn bits of norms just at the clip norm.
+        """
+        ramp = ((1.0 - norms / clip_norm) / RAMP).clamp(-1.0, 1.0)
+        return torch.where(norms.isfinite(), ramp, torch.zeros_like(ramp))
+
+    @property
+    def rounding(self) -> float:
+        """sqrt(1 - share^2 + (share / RAMP)^2): change of a message by a relative change of 1 in its x, at most."""
+        return math.hypot(self.update_norm, self.share / RAMP)
+
     def next(self, mean: Tensor, clip_norm: float) -> float:
         """Return the clip norm of the next round, within a factor of 1000 of the first."""
         fraction = min(1.0, max(0.0, (float(mean[-1]) / self.share + 1) / 2))
         moved = clip_norm * math.exp(-self.rate * (fraction - self.quantile))
-        return min(self.start * 1e3, max(self.start * 1e-3, moved))
+        return min(self.start * FARTHEST, max(self.start / FARTHEST, moved))
+
+    def allows(self, clip_norm: float) -> bool:
+        """Return whether `next` can return this clip norm."""
+        return self.start / FARTHEST <= clip_norm <= self.start * FARTHEST
+
+
+@dataclass(frozen=True)
+class ClipNorms(Schedule, kind="clip_norms"):
+    """Clip norms C_l of disjoint groups of a model's parameters: each part x_l of x is clipped by itself.
+
+        x_l <- x_l * min(1, C_l / ||x_l||),   ||x|| <= C = sqrt(sum_l C_l^2)
+
+    `names` are layers, or prefixes of the names of parameters; the value of the schedule is C, in every round. Only
+    record gradients of a loop (`make_private`) are clipped so.
+    Guarantee: x is in the ball of radius C, whatever its parts, so noise of z C costs as it does under one clip norm C.
+    """
+
+    names: tuple[str, ...]
+    clip_norms: tuple[float, ...]
+    monotone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        found = f"clip norms {brief_repr(dict(zip(self.names, self.clip_norms, strict=False)))}"
+        fits = 0 < len(self.names) == len(self.clip_norms) == len(set(self.names)) and positive(*self.clip_norms)
+        require(fits, "clip", found, "a positive finite clip norm for each group of parameters")
+
+    def __str__(self) -> str:
+        each = ", ".join(f"{name!r} {own:.6g}" for name, own in zip(self.names, self.clip_norms, strict=True))
+        return f"{each}; of all together at most {self.at(0):.6g}, by which the noise is scaled"
+
+    def at(self, t: int) -> float:
+        return math.hypot(*self.clip_norms)
 
 
 @dataclass(frozen=True)
@@ -146,6 +194,9 @@ class Clip(Step, kind="clip"):
     norm: Norm = 2
 
     def __post_init__(self) -> None:
+        found = "a clip norm per layer of a client's message"
+        fits = not isinstance(self.clip_norm, ClipNorms)
+        require(fits, "clip", found, "one clip norm over the whole message", "make_private clips records by layers")
         fits = self.norm == 2 or not isinstance(self.clip_norm, Adaptive)
         require(fits, "clip", "an adaptive clip norm in the L1 norm", "norm = 2")
         found, fix = f"clip_norm {brief_repr(self.clip_norm)}", "use a clip norm near the typical update norm"

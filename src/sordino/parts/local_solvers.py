@@ -67,6 +67,9 @@ class LocalSolver(Part):
     noise_multipliers: tuple[float, ...] = ()  # one per client, where clients differ
     clip_norms: tuple[float | Schedule, ...] = ()  # clip norms that the solver applies to single records
     reads: RecordSampler | None = None  # how records are drawn, where the privacy unit is a record
+    clip_scope: str = "one norm over the gradient of each single record"  # what `clip_norms` bound, for certificates
+    adaptive: Schedule | None = None  # a clip norm of single records that is read off releases
+    needs_loop: bool = False  # True: only a loop of PyTorch (`make_private`) runs it, no engine
     project: bool = False  # True: `solve` projects on the ball of the plan's clip norm, so the plan needs a Clip step
 
     @returns(of_type(Bound, AlreadyPrivate))

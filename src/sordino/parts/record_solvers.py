@@ -14,7 +14,7 @@ from torch import Tensor
 from sordino.accounting.bounds import AlreadyPrivate, Bound, Norm
 from sordino.accounting.events import Event
 from sordino.errors import brief_repr
-from sordino.parts.encoding import Adaptive, Public
+from sordino.parts.encoding import Adaptive, ClipNorms, Public
 from sordino.parts.gradients import Ball, Gradient, Moreau, Plain
 from sordino.parts.local_solvers import LocalSolver, NoiseStream, Work
 from sordino.parts.mechanisms import Gaussian
@@ -38,12 +38,31 @@ class _RecordSolver(LocalSolver):
         fits = isinstance(self.clip_norm, Schedule) or 0 < self.clip_norm < math.inf
         needed = "a positive finite clip norm for every record's gradient"
         require(fits, "clip", f"clip_norm = {self.clip_norm}", needed)
-        found = "an adaptive clip norm, which follows the norms of whole updates"
-        fits = not isinstance(self.clip_norm, Adaptive)
+        found = "a clip norm per layer, or one that adapts, for " + (self.kind if self.norm == 2 else "L1 norms")
+        fits = not self.needs_loop or (isinstance(self, BatchGradient) and self.norm == 2)
         require(fits, "clip", found, "a number, or a schedule that is fixed before the run")
         found = f"gradient {self.gradient.kind!r}, which mixes the records of a batch"
         fits = isinstance(self.gradient, Plain | Moreau)
         require(fits, "records", found, "plain or moreau, whose gradient is a sum over records")
+
+    @property
+    def clip_scope(self) -> str:  # type: ignore[override]
+        if isinstance(self.clip_norm, ClipNorms):
+            return f"one norm for each group of parameters, over the gradient of each single record: {self.clip_norm}"
+        if isinstance(self.clip_norm, Adaptive):
+            return (
+                f"{LocalSolver.clip_scope}; the clip norm follows a quantile of the norms, by one more coordinate of "
+                "the same message, under the same noise"
+            )
+        return LocalSolver.clip_scope
+
+    @property
+    def adaptive(self) -> Adaptive | None:  # type: ignore[override]
+        return self.clip_norm if isinstance(self.clip_norm, Adaptive) else None
+
+    @property
+    def needs_loop(self) -> bool:  # type: ignore[override]
+        return isinstance(self.clip_norm, Adaptive | ClipNorms)
 
     @property
     def clip_norms(self) -> tuple[float | Schedule, ...]:  # type: ignore[override]
@@ -75,7 +94,9 @@ class BatchGradient(_RecordSolver, kind="batch_gradient"):
     """Sum of clipped record gradients: message = 1 / clip norm * sum_j g_j min(1, clip norm / ||g_j||) over a batch.
 
     g_j is the gradient of record j at the round's model. The server multiplies the noised sum by the constant clip
-    norm / batch. Guarantee: adding or removing one record changes the message by at most 1, replacing one by at most 2.
+    norm / batch. In a loop (`make_private`) the clip norm may be one for each layer (`ClipNorms`), or follow a quantile
+    of the norms (`Adaptive`). Guarantee: adding or removing one record changes the message by at most 1, replacing one
+    by at most 2.
     """
 
     records: RecordSampler
@@ -89,7 +110,12 @@ class BatchGradient(_RecordSolver, kind="batch_gradient"):
     def for_one_record(self) -> LocalSolver:
         return replace(self, records=AllRecords((1,)))
 
+    def length(self, size: int) -> int:
+        return size + isinstance(self.clip_norm, Adaptive)
+
     def unit(self, public: Public) -> float:
+        if isinstance(self.clip_norm, Adaptive):
+            return public.clip_norm / (self.clip_norm.update_norm * self.records.count)
         return at(self.clip_norm, public.t) / self.records.count
 
     def solve(self, work: Work) -> Tensor:

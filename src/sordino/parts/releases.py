@@ -7,8 +7,11 @@ engines call a release; accounting reads its events.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -46,7 +49,8 @@ def _sum_and_memory(found: object, part: Release, total: Tensor, *_: object) -> 
 class Release(Part):
     """Base class of releases, which turn the clients' messages of a round into a noised sum.
 
-    `client_noise`, `server_noise`, `correlated` and `remembers` declare which of the methods a subclass overrides.
+    `client_noise`, `server_noise`, `correlated`, `scheduled` and `remembers` declare which of the methods a subclass
+    overrides.
     """
 
     sees: ClassVar[Sees]
@@ -58,13 +62,17 @@ class Release(Part):
     client_noise: ClassVar[bool] = False  # True: every client adds noise to its message, by `on_client`
     server_noise: ClassVar[bool] = False  # True: the server adds noise to the sum, by `on_server`
     correlated: ClassVar[bool] = False  # True: rounds share their noise, and `run_events` states what a run costs
+    scheduled: ClassVar[bool] = False  # True: the noise multiplier changes from round to round, by `at` and `events`
     remembers: ClassVar[bool] = False  # True: later rounds need noise of earlier ones, whose memory begins with `init`
 
     def __init_subclass__(cls, kind: str = "") -> None:
         """Refuse a subclass that overrides noise or cost methods without declaring it in the class attributes."""
         super().__init_subclass__(kind)
         methods = {"client_noise": "on_client", "server_noise": "on_server", "correlated": "run_events"}
-        methods["remembers"] = "init"
+        methods |= {"remembers": "init", "scheduled": "events"}
+        for old in ("check_sampler", "check_records"):
+            found = f"release {cls.__name__} with a method {old}, which nothing calls"
+            require(not hasattr(cls, old), "release", found, "check(bound, clients, records)", f"move {old} into check")
         for declared, method in methods.items():
             written = getattr(cls, method) is not getattr(Release, method)
             found = f"release {cls.__name__} with {declared} = {getattr(cls, declared)} and "
@@ -150,6 +158,14 @@ class Release(Part):
     @returns(of_type(Event))
     def event(self) -> Event:
         """Return the event of one round, for message sensitivity 1, for an adversary who sees the sum."""
+
+    def at(self, t: int) -> Release:
+        """Return the release of round t, with the noise multiplier of that round."""
+        return self
+
+    def events(self, rounds: range) -> tuple[tuple[Event, int], ...]:
+        """Return the events of these rounds, with counts."""
+        return ((self.event(), len(rounds)),)
 
     def run_events(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
         """Return the events, with counts, of all rounds that one client may be in."""
@@ -291,6 +307,73 @@ class CentralNoise(Release, kind="central_noise"):
 
     def noise_std(self, cohort: Cohort, t: int) -> float:
         return self.mechanism.std
+
+
+@dataclass(frozen=True)
+class ScheduledNoise(Release, kind="scheduled_noise"):
+    """`CentralNoise` of Gaussian(z_t) in step t:  z_t = scale * noise_multiplier_i,  i the part of the run with step t.
+
+    Part i has `steps`_i steps; steps after the last part have its noise. Only a loop (`make_private`) runs it, in which
+    a record may be read in every step. Guarantee: step t is one release of Gaussian(z_t); the schedule is public and
+    fixed before the run, so the steps compose.
+    """
+
+    noise_multiplier: tuple[float, ...]
+    steps: tuple[int, ...]
+    scale: float = 1.0
+    sees: ClassVar[Sees] = frozenset({"mean"})
+    server_noise: ClassVar[bool] = True
+    scheduled: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        found = f"{len(self.noise_multiplier)} noise multipliers for {len(self.steps)} parts of a run"
+        fits = 0 < len(self.noise_multiplier) == len(self.steps) and all(count >= 1 for count in self.steps)
+        require(fits, "scheduled noise", found, "one for each part, and a step or more in each part")
+        for noise_multiplier in self.noise_multiplier:
+            Gaussian(noise_multiplier * self.scale)
+
+    def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
+        need_bound(bound, Gaussian(1.0))
+        found, needed = (
+            "scheduled noise outside a loop of make_private",
+            "batches of which a record may be in every one",
+        )
+        fits = records is not None and not records.disjoint and not clients.random
+        require(fits, "scheduled noise", found, needed, "use central_noise")
+
+    def _mechanism(self, t: int) -> Gaussian:
+        """Return the mechanism of step t."""
+        part = bisect.bisect_right(list(itertools.accumulate(self.steps[:-1])), t)
+        return Gaussian(self.scale * self.noise_multiplier[part])
+
+    def at(self, t: int) -> Release:
+        return CentralNoise(self._mechanism(t))
+
+    def on_server(self, total: Tensor, rng: np.random.Generator) -> Tensor:
+        raise PlanError("scheduled noise", "noise of no particular step", "the release of step t", "release.at(t)")
+
+    def events(self, rounds: range) -> tuple[tuple[Event, int], ...]:
+        found: Counter[Event] = Counter()
+        ends = [*itertools.accumulate(self.steps[:-1]), max(rounds.stop, sum(self.steps))]
+        for start, stop in zip([0, *ends], ends, strict=False):
+            count = min(stop, rounds.stop) - max(start, rounds.start)
+            if count > 0:
+                found[self._mechanism(start).event()] += count
+        return tuple(found.items())
+
+    def event(self) -> Event:
+        """Return the event of a step with the least noise."""
+        return Gaussian(self.scale * min(self.noise_multiplier)).event()
+
+    def message_event(self) -> Event:
+        return Unprotected()
+
+    def with_noise_multiplier(self, noise_multiplier: float) -> Release:
+        """Return the schedule times `noise_multiplier`."""
+        return replace(self, scale=noise_multiplier)
+
+    def noise_std(self, cohort: Cohort, t: int) -> float:
+        return self._mechanism(t).std
 
 
 class _ClientNoise(Release):
