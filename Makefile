@@ -79,6 +79,11 @@ bench-peers: install $(PEER_VENVS)
 	$(BIN)/python $(PEERS)/federated.py --minutes 12.5
 	$(BIN)/python $(PEERS)/run.py --minutes 6.5
 
+# DP-SGD on nets drawn at random, beside plain SGD and Opacus: time and memory of a step. Up to 15 minutes; not in CI.
+.PHONY: bench-nets
+bench-nets: install $(PEERS)/.venv-opacus/.installed
+	nice $(BIN)/python benchmarks/random_nets/bench.py $(ARGS)
+
 # Strategies of correlated noise beside jax_privacy's: noise of sums and time. A few minutes; ARGS=--long: many.
 .PHONY: bench-strategies
 bench-strategies: install $(PEERS)/.venv-jax/.installed

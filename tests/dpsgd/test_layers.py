@@ -88,3 +88,16 @@ def test_every_kind_of_layer_is_clipped_as_in_a_loop_over_records(name: str) -> 
     for key, parameter in model.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad.double() * 10, wanted[key], rtol=1e-4, atol=1e-4)
+
+
+def test_attention_without_weights_runs_by_layer_rules_not_record_by_record() -> None:
+    model, dataset = Tokens(), data(30, (6,))
+    dataset.tensors = (torch.randint(9, (30, 6)), dataset.tensors[1])
+    parts = private(model, dataset, batch=10)
+    x, y = next(iter(parts[2]))
+    F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+    parts[1].step()
+    assert parts[1].recording.grade() == ("by construction", "")
+    found = parts[1].recording.graph_pass
+    assert found is not None
+    assert not found.whole

@@ -9,8 +9,7 @@ takes any module and any loss with one value per record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch.utils._pytree import tree_flatten
 from sordino import codec
 from sordino.accounting.bounds import Norm
 from sordino.dpsgd.batch_independence import BatchPass, IndependenceChecks, mixing_error, refuse_mixing, trained_outputs
-from sordino.dpsgd.pieces import ROOM, Piece, Tape, UnrecordableError, sums_in, wide
+from sordino.dpsgd.pieces import ROOM, Piece, Tape, UnrecordableError, ieee_products, sums_in, wide
 from sordino.dpsgd.rule_table import run_by_rules, sites
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.parts.clipping import FEW, SLACK, factors, row_norms
@@ -54,34 +53,6 @@ class ClipGroup:
 
     clip_norm: float
     names: tuple[str, ...]
-
-
-@contextmanager
-def ieee_products() -> Iterator[None]:
-    """Context in which float32 products are exact IEEE float32, whatever precision the user allows for the model.
-
-    Factors rounded to TF32 or bfloat16 make norms too small by up to 1e-4, so clipped gradients longer than the bound.
-    """
-    backends: Any = torch.backends
-    places = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
-    if not hasattr(backends.cuda.matmul, "fp32_precision"):  # torch before 2.9
-        before = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
-        torch.set_float32_matmul_precision("highest")
-        backends.cudnn.allow_tf32 = False
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before[0])
-            backends.cudnn.allow_tf32 = before[1]
-        return
-    allowed = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        for place, precision in zip(places, allowed, strict=True):
-            place.fp32_precision = precision
 
 
 def clipped_sum(

@@ -32,7 +32,18 @@ from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import tree_map
 
-from sordino.dpsgd.pieces import Lookup, Outer, OutputGradients, Pieces, Rows, Tape, UnrecordableError, identity, wide
+from sordino.dpsgd.pieces import (
+    Lookup,
+    Outer,
+    OutputGradients,
+    Pieces,
+    Rows,
+    Tape,
+    UnrecordableError,
+    chunks,
+    identity,
+    wide,
+)
 from sordino.errors import PlanError
 
 Rule = Callable[..., Any]  # (tape, module, axis, *args, **kwargs) -> output
@@ -79,39 +90,57 @@ def embedding(tape: Tape, module: nn.Embedding, axis: int, input: Tensor) -> Ten
 
 def layer_norm(tape: Tape, module: nn.LayerNorm | nn.RMSNorm, axis: int, input: Tensor) -> Tensor:
     """Run a layer norm w * n(x) + c:  dw_j = sum_t g_jt n_jt,  dc_j = sum_t g_jt."""
-    shape = list(module.normalized_shape)
-    if isinstance(module, nn.RMSNorm):
-        normal = F.rms_norm(input, shape, None, module.eps)
-    else:
-        normal = F.layer_norm(input, shape, None, None, module.eps)
-    kept, bias, tail = normal.detach(), getattr(module, "bias", None), len(shape) + 1
+    shape, bias = list(module.normalized_shape), getattr(module, "bias", None)
+
+    def normal(x: Tensor) -> Tensor:
+        if isinstance(module, nn.RMSNorm):
+            return F.rms_norm(x, shape, None, module.eps)
+        return F.layer_norm(x, shape, None, None, module.eps)
 
     def use(slope: Tensor) -> Pieces:
-        yield module.weight, Rows(tape.records(slope * kept, axis, tail).sum(1))
-        if bias is not None:
-            yield bias, Rows(tape.records(slope, axis, tail).sum(1))
+        x, g = (tape.records(part, axis, len(shape) + 1) for part in (input, slope))
+        return _gain_pieces(module.weight, bias, normal, x, g, (1,))
 
-    return tape.watch(_affine(normal, module.weight, bias), use, axis=axis)
+    if isinstance(module, nn.RMSNorm):
+        output = F.rms_norm(input, shape, module.weight.detach(), module.eps)
+    else:
+        output = F.layer_norm(input, shape, module.weight.detach(), fixed(bias), module.eps)
+    return tape.watch(output, use, input.detach(), axis)
 
 
 def group_norm(tape: Tape, module: Any, axis: int, input: Tensor) -> Tensor:
     """Run a GroupNorm, or an InstanceNorm without running statistics: w_c n(x) + c_c per channel."""
     groups = module.num_groups if isinstance(module, nn.GroupNorm) else module.num_features
     tape.check(input, axis, 2)
-    normal = F.group_norm(input, groups, None, None, module.eps)
-    kept, column = normal.detach(), (-1, *[1] * (input.dim() - 2))
+
+    def normal(x: Tensor) -> Tensor:
+        return F.group_norm(x, groups, None, None, module.eps)
 
     def use(slope: Tensor) -> Pieces:
-        yield module.weight, Rows((slope * kept).flatten(2).sum(2) if input.dim() > 2 else slope * kept)
-        yield module.bias, Rows(slope.flatten(2).sum(2) if input.dim() > 2 else slope)
+        return _gain_pieces(module.weight, module.bias, normal, input.detach(), slope, tuple(range(2, input.dim())))
 
-    return tape.watch(_affine(normal, module.weight.view(column), module.bias.view(column)), use)
+    output = F.group_norm(input, groups, module.weight.detach(), module.bias.detach(), module.eps)
+    return tape.watch(output, use, input.detach())
 
 
-def _affine(normal: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if bias is None:
-        return normal * weight.detach()
-    return torch.addcmul(bias.detach(), normal, weight.detach())
+def _gain_pieces(
+    weight: nn.Parameter,
+    bias: nn.Parameter | None,
+    normal: Callable[[Tensor], Tensor],
+    x: Tensor,
+    slope: Tensor,
+    dims: tuple[int, ...],
+) -> Pieces:
+    """Return dw_j = sum g_j n(x_j), dc_j = sum g_j over `dims`; n(x), as large as x, is made again, not kept."""
+    products, sums = [], []
+    for some in chunks(slice(0, len(x)), 3 * x[:1].numel()):
+        both = slope[some] * normal(wide(x[some])), slope[some]
+        product, total = (part.sum(dims) if dims else part for part in both)
+        products.append(product)
+        sums.append(total)
+    yield weight, Rows(torch.cat(products))
+    if bias is not None:
+        yield bias, Rows(torch.cat(sums))
 
 
 def third_party_rule(module: nn.Module) -> Rule | None:
@@ -132,13 +161,15 @@ def transposed_linear(tape: Tape, module: Any, axis: int, *args: Tensor, **kwarg
 def rms_norm(tape: Tape, module: Any, axis: int, *args: Tensor, **kwargs: Tensor) -> Tensor:
     """Run an RMSNorm w * n(x):  dw_j = sum_t g_jt n_jt."""
     (x,) = (*args, *kwargs.values())
-    normal = F.rms_norm(x.float() if x.dtype.itemsize < 4 else x, x.shape[-1:], None, _eps(module)).to(x.dtype)
-    kept = normal.detach()
+
+    def normal(some: Tensor) -> Tensor:
+        return F.rms_norm(wide(some), some.shape[-1:], None, _eps(module)).to(some.dtype)
 
     def use(slope: Tensor) -> Pieces:
-        yield module.weight, Rows(tape.records(slope * kept, axis, 2).sum(1))
+        inputs, g = (tape.records(part, axis, 2) for part in (x, slope))
+        return _gain_pieces(module.weight, None, normal, inputs, g, (1,))
 
-    return tape.watch(normal * module.weight.detach(), use, axis=axis)
+    return tape.watch(normal(x) * module.weight.detach(), use, x.detach(), axis)
 
 
 def _eps(module: Any) -> float:
@@ -167,28 +198,34 @@ def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
     last = len(module.kernel_size) == 2 and (
         tape.channels_last or any(suggest_memory_format(t) == torch.channels_last for t in (input, module.weight))
     )
-    input = input.contiguous(memory_format=torch.channels_last) if last else input
-    native = module.padding_mode == "zeros" and input.requires_grad  # padded by the convolution itself
+    products = not input.requires_grad and module.groups == 1  # of patches, faster where there are few channels
+    input = input.contiguous(memory_format=torch.channels_last) if last and not products else input
+    native = module.padding_mode == "zeros"  # padded by the convolution itself
     x = input if native else _padded(module, input)
-    ready = None if x.requires_grad or module.groups > 1 else patches(module, x)
+    cut = partial(_cut, module, native)
 
     def use(slope: Tensor) -> Pieces:
-        image = x.detach()
-        cut = (lambda: patches(module, _padded(module, image) if native else image)) if ready is None else ready
-        outputs = slope if ready is not None else slope.movedim(1, -1).reshape(len(slope), -1, module.out_channels)
-        yield module.weight, _piece(module, cut, outputs)  # type: ignore[misc]
+        outputs = slope if products else slope.movedim(1, -1).reshape(len(slope), -1, module.out_channels)
+        yield module.weight, _piece(module, x.detach(), cut, outputs)  # type: ignore[misc]
         if module.bias is not None:
             yield module.bias, Rows(outputs.sum(1))  # type: ignore[misc]
 
     weight, bias = module.weight.detach(), fixed(module.bias)
-    if ready is None:
+    if not products:
         run: Any = _RUN[len(module.kernel_size)]
         padding = module.padding if native else 0
         return tape.watch(run(x, weight, bias, module.stride, padding, module.dilation, module.groups), use, x)
-    product = F.linear(ready.flatten(0, 1), weight.movedim(1, -1).flatten(1), bias)  # in the order of the patches
-    output = tape.watch(product, use, shape=(*ready.shape[:2], module.out_channels))
-    image = output.view(len(x), *_sides(module, x), module.out_channels).movedim(-1, 1)
+    flat = weight.movedim(1, -1).flatten(1)  # in the order of the patches
+    parts = [F.linear(cut(x[some]), flat, bias) for some in chunks(slice(0, len(x)), cut(x[:1]).numel())]
+    output = tape.watch(torch.cat(parts), use, x)
+    sides = _sides(module, _padded(module, x[:1]) if native else x)
+    image = output.view(len(x), *sides, module.out_channels).movedim(-1, 1)
     return image if last else image.contiguous()
+
+
+def _cut(module: Conv, native: bool, x: Tensor) -> Tensor:
+    """Return the patches of some images, which are not padded yet if `native`."""
+    return patches(module, _padded(module, x) if native else x)
 
 
 def _padded(module: Conv, x: Tensor) -> Tensor:
@@ -227,16 +264,33 @@ class _KernelShape:
         return flat.view(*flat.shape[:-1], *self.shape).movedim(-1, -1 - len(self.shape[:-1]))
 
 
-def _piece(module: Conv, cut: Tensor | Callable[[], Tensor], outputs: Tensor) -> Outer | Rows:
+def _piece(module: Conv, x: Tensor, cut: Callable[[Tensor], Tensor], outputs: Tensor) -> Outer | Rows:
     reshape = _KernelShape((*module.kernel_size, module.in_channels // module.groups))
     if module.groups == 1:
-        return Outer(cut, OutputGradients(outputs), reshape)
-    whole = wide(cut if isinstance(cut, Tensor) else cut())
-    # [b, T, kernel, groups, C / groups]
-    split = whole.view(*whole.shape[:2], prod(module.kernel_size), module.groups, -1)
-    inputs = split.permute(0, 3, 1, 2, 4).flatten(3)
-    slopes = outputs.reshape(*outputs.shape[:2], module.groups, -1).permute(0, 2, 3, 1)
-    return Rows(reshape(torch.matmul(slopes, inputs).flatten(1, 2)))
+        sides = module._reversed_padding_repeated_twice
+        fast = partial(_weight_gradient, module) if sides[::2] == sides[1::2] else None  # "same" may pad one side more
+        return Outer(x, OutputGradients(outputs), reshape, cut, fast)
+    parts = []
+    for some in chunks(slice(0, len(x)), 2 * cut(x[:1]).numel()):
+        whole = wide(cut(x[some]))
+        # [b, T, kernel, groups, C / groups]
+        split = whole.view(*whole.shape[:2], prod(module.kernel_size), module.groups, -1)
+        inputs = split.permute(0, 3, 1, 2, 4).flatten(3)
+        slopes = outputs[some].reshape(len(whole), whole.shape[1], module.groups, -1).permute(0, 2, 3, 1)
+        parts.append(torch.matmul(slopes, inputs).flatten(1, 2))
+    return Rows(torch.cat(parts), reshape)
+
+
+def _weight_gradient(module: Conv, slopes: Tensor, x: Tensor) -> Tensor:
+    """Return sum_j dW_j from the output gradients [b, T, O] of images x, by the gradient that torch has."""
+    padded = module.padding_mode != "zeros"  # already, in another way than with zeros
+    image = slopes.view(len(slopes), *_sides(module, x if padded else _padded(module, x[:1])), -1).movedim(-1, 1)
+    pads = [0] * len(module.stride) if padded else list(module._reversed_padding_repeated_twice[::-2])
+    grad = torch.ops.aten.convolution_backward  # (slope, input, weight, bias sizes, ..., which of the three)
+    weight = module.weight.detach().to(slopes.dtype)
+    options = (list(module.stride), pads, list(module.dilation), False, [0] * len(pads), 1, [False, True, False])
+    found: Tensor = grad(image, x, weight, None, *options)[1]
+    return found
 
 
 def attention(
@@ -387,12 +441,13 @@ def _layer(
 
 def _lstm(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run an LSTM over time: i, f, o = sigmoid;  c_t = f c_{t-1} + i tanh(.);  h_t = o tanh(c_t)."""
-    inputs, before = tape.records(x, 1, 2), [start[0].detach()]
+    inputs, states = tape.records(x, 1, 2), list[Tensor]()  # h_0, ..., h_T, [T + 1, b, H]
 
     def use(slope: Tensor) -> Pieces:
-        gates = OutputGradients(tape.records(slope, 1, 2))
+        gates = OutputGradients(tape.records(slope, 1, 2), shared=True)
         yield of.w, Outer(inputs, gates)
-        yield of.v, Outer(before[0].transpose(0, 1), gates)
+        yield of.v, Outer(states[0][:-1].transpose(0, 1), gates)
+        gates.forget()
         sums = Rows(gates.value.sum(1))
         yield of.b, sums
         yield of.c, sums
@@ -400,8 +455,7 @@ def _lstm(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tup
     bias = None if of.b is None or of.c is None else (of.b + of.c).detach()
     flat = F.linear(x.reshape(-1, x.shape[2]), of.w.detach(), bias)
     gates = tape.watch(flat, use, inputs, 1, (*x.shape[:2], len(of.w)))
-    outputs, last = _LstmLoop.apply(gates, of.v.detach(), *start)  # type: ignore[no-untyped-call]
-    before[0] = torch.cat([start[0].detach()[None], outputs.detach()[:-1]])
+    outputs, last = _LstmLoop.apply(gates, of.v.detach(), *start, states)  # type: ignore[no-untyped-call]
     return outputs, (outputs[-1], last)
 
 
@@ -409,11 +463,14 @@ class _LstmLoop(torch.autograd.Function):
     """The recurrence of an LSTM over time, from the gates' input part [T, b, 4 H], with its backward."""
 
     @staticmethod
-    def forward(ctx: Any, gates: Tensor, v: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, gates: Tensor, v: Tensor, h: Tensor, c: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         steps, size = len(gates), h.shape[1]
-        cells = gates.new_empty(steps + 1, *c.shape)
-        outputs, curved = gates.new_empty(steps, *h.shape), gates.new_empty(steps, *c.shape)
-        cells[0] = c
+        cells, hidden = gates.new_empty(steps + 1, *c.shape), gates.new_empty(steps + 1, *h.shape)
+        outputs, curved = hidden[1:], gates.new_empty(steps, *c.shape)
+        cells[0], hidden[0] = c, h
+        states.append(hidden)
         turned = v.t().contiguous()
         for t in range(steps):
             a = gates[t].addmm_(h, turned)  # in place: nothing else needs the gates
@@ -443,7 +500,7 @@ class _LstmLoop(torch.autograd.Function):
                 torch.mul(a, b, out=part)
             gates[t].mul_(inner)
             dh, dc = gates[t] @ v, dc.mul_(f)
-        return gates, None, dh, dc
+        return gates, None, dh, dc, None
 
 
 def _gru(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:

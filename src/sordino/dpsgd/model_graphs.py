@@ -26,8 +26,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sordino import codec
 from sordino.dpsgd import batch_independence as checks
+from sordino.dpsgd.clipped_sum import ClipGroup, clipped_sum
 from sordino.dpsgd.layer_rules import third_party_rule
-from sordino.dpsgd.pieces import Tape, UnrecordableError
+from sordino.dpsgd.memory import LiveTensors
+from sordino.dpsgd.pieces import Tape, UnrecordableError, ieee_products
 from sordino.dpsgd.rule_table import Site, VmapRule, run_by_rules, sites
 from sordino.errors import PlanError
 from sordino.graph import Captured, Grade, Layout, Traced, Tracing, UntraceableError, captured, weakest
@@ -295,6 +297,32 @@ class ModelGraphs:
             if all(one is not traced for one in self.traced):
                 self.traced.append(traced)
             return self.passes[id(traced)]
+
+    def live_bytes(self, args: Any, kwargs: Any, records: Sequence[bool], size: int, kept: int) -> int:
+        """Return the most memory that tensors of one training pass over `size` synthetic records take at a time.
+
+        The pass is that of the loop: forward, backward, clipped sum. `args` give shapes alone; `kept` as `pieces.KEPT`.
+        """
+        found = self.trained(args, kwargs, records)
+        inputs, form = flat(args, kwargs)
+        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        tape = Tape(next(iter(named.values())).device)
+        tape.batch, tape.room = size, kept
+        live = LiveTensors(self.model)
+        with (
+            self._plain_forward(),
+            restored_state(self.model),
+            forked_rng(),
+            torch.enable_grad(),
+            live,
+            ieee_products(),
+        ):
+            own_args, own_kwargs = tree_unflatten(synthetic_batch(inputs, records, size), form)
+            leaves = checks.trained_outputs(found(tape, self.model, own_args, own_kwargs), size)
+            torch.autograd.grad([y.double().sum() for y in leaves], [tape.anchor], allow_unused=True)
+            clipped_sum(tape.pieces(), named, size, [ClipGroup(1.0, tuple(named))])
+            tape.clear()
+        return live.most
 
     def is_stale(self) -> bool:
         """Return whether the model's forward now gives other outputs for synthetic records than its graphs."""

@@ -3,7 +3,9 @@
 Layers run on detached weights and pass their outputs to `Tape.watch`; the backward pass then computes no weight
 gradient at all, only d loss / d output of every layer, from which the layer's rule makes its `Piece`s. A piece holds
 one parameter's gradients g_1, ..., g_b in the form in which they are cheapest, and gives their squared norms [b], their
-weighted sum (in float64 if there are many) and, if needed, the gradients themselves.
+weighted sum (in float64 if there are many) and, if needed, the gradients themselves. Pieces are made inside the
+backward pass, layer by layer, and keep what is smaller: the gradients, or the inputs and output gradients that they are
+made of. What is larger than both (patches, Gram matrices) is made for a few records at a time.
 
     Rows    g_j in full                           a bias, a norm's gain, anything that autograd computed
     Outer   g_j = sum_t out_jt (x) in_jt          Linear, convolutions (in = patches), recurrences (t = time)
@@ -13,7 +15,8 @@ weighted sum (in float64 if there are many) and, if needed, the gradients themse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
@@ -29,9 +32,46 @@ from sordino.parts.clipping import BLOCK, FEW, Cast, summed
 NEAR, FAR = 12, 32  # reading and writing a materialised entry, in multiplications: in the cache, in memory
 CACHE = 1 << 23  # entries
 GRAM = 0.8  # a Gram matrix is small: its multiplications are slower by this
-ROOM = 1 << 26  # entries of a materialised tensor that may stay in memory until the weights are known
+CHUNK = 1 << 20  # entries that are made at once, of patches, products and Gram matrices
+KEPT = 1 << 22  # entries of a batch's gradients that are kept for speed where their factors are smaller
+ROOM = 1 << 26  # entries of gradients that are made at once where fast norms are not precise enough
 ROUNDING = 1e-6  # of a Gram sum, relative to the sum of its absolute values
 HALF = frozenset({torch.bfloat16, torch.float16})
+
+
+@contextmanager
+def ieee_products() -> Iterator[None]:
+    """Context in which float32 products are exact IEEE float32, whatever precision the user allows for the model.
+
+    Factors rounded to TF32 or bfloat16 make norms too small by up to 1e-4, so clipped gradients longer than the bound.
+    """
+    backends: Any = torch.backends
+    places = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):  # torch before 2.9
+        before = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("highest")
+        backends.cudnn.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before[0])
+            backends.cudnn.allow_tf32 = before[1]
+        return
+    allowed = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for place, precision in zip(places, allowed, strict=True):
+            place.fp32_precision = precision
+
+
+def chunks(records: slice, entries: int) -> Iterator[slice]:
+    """Yield consecutive parts of a range of records, each with about `CHUNK` entries in all; `entries` is of one."""
+    width = max(1, CHUNK // max(1, entries))
+    for first in range(records.start, records.stop, width):
+        yield slice(first, min(first + width, records.stop))
 
 
 def wide(value: Tensor) -> Tensor:
@@ -52,6 +92,7 @@ class Piece(Protocol):
     weighted  sum_j weights_j g_j, shaped as the parameter; of more than `FEW` records in float64
     rows      the gradients themselves, [b, *shape]
     at        the same piece for some of the records only
+    compact   the same gradients in the form that takes the least memory, but for `room` entries, with their squares
     """
 
     def squares(self) -> Tensor: ...
@@ -59,6 +100,7 @@ class Piece(Protocol):
     def weighted(self, weights: Tensor) -> Tensor: ...
     def rows(self) -> Tensor: ...
     def at(self, index: Tensor) -> Piece: ...
+    def compact(self, room: int = 0) -> Piece: ...
 
 
 def weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
@@ -82,53 +124,58 @@ def row_squares(rows: Tensor) -> Tensor:
     return norms.double().square_().sum(1).add_(row_squares(rows[:, whole:]))
 
 
+def identity(rows: Tensor) -> Tensor:
+    return rows
+
+
 @codec.hides_values
 @dataclass(frozen=True)
 class Rows:
-    """Per-record gradients of a parameter in full, [b, *shape]."""
+    """Per-record gradients of a parameter in full, [b, ...], in its shape after `reshape`; `known`: their squares."""
 
     value: Tensor
+    reshape: Callable[[Tensor], Tensor] = identity
+    known: Tensor | None = None
 
     def squares(self) -> Tensor:
-        return row_squares(self.value)
+        return row_squares(self.value) if self.known is None else self.known
 
     def doubt(self) -> float:
         return 0.0
 
     def weighted(self, weights: Tensor) -> Tensor:
-        return weighted_rows(weights, self.value.reshape(len(weights), -1)).view(self.value.shape[1:])
+        flat = weighted_rows(weights, self.value.reshape(len(weights), -1))
+        return self.reshape(flat.view(self.value.shape[1:]))
 
     def rows(self) -> Tensor:
-        return self.value
+        return self.reshape(self.value)
 
     def at(self, index: Tensor) -> Rows:
-        return Rows(self.value[index])
+        return Rows(self.value[index], self.reshape)
 
-
-def identity(rows: Tensor) -> Tensor:
-    return rows
+    def compact(self, room: int = 0) -> Rows:
+        return self
 
 
 class OutputGradients:
-    """Output gradients [b, T, O] of a layer; its weight and bias share their Gram matrices and weighted copies."""
+    """Output gradients [b, T, O] of a layer; `shared` by two weights, whose Gram matrices are then the same."""
 
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
+    def __init__(self, value: Tensor, shared: bool = False) -> None:
+        self.value, self.shared = value, shared
         self.time_first = not value.is_contiguous()
         self._gram: Tensor | None = None
-        self._scaled: tuple[Tensor, Tensor] | None = None
 
-    def gram(self) -> Tensor:
-        """Return the Gram matrices of the output gradients, [b, T, T]."""
+    def gram(self, some: slice) -> Tensor:
+        """Return the Gram matrices of some records' output gradients, [len(some), T, T]."""
+        if not self.shared:
+            return torch.bmm(self.value[some], self.value[some].transpose(1, 2))
         if self._gram is None:
             self._gram = torch.bmm(self.value, self.value.transpose(1, 2))
-        return self._gram
+        return self._gram[some]
 
-    def scaled(self, weights: Tensor) -> Tensor:
-        """Return each record's output gradients times its weight, [b, T, O]."""
-        if self._scaled is None or self._scaled[0] is not weights:
-            self._scaled = weights, self.value * weights[:, None, None]
-        return self._scaled[1]
+    def forget(self) -> None:
+        """Drop the Gram matrices, when both weights have read them."""
+        self._gram = None
 
 
 def _flat(value: Tensor, time_first: bool) -> Tensor:
@@ -142,71 +189,104 @@ class Outer:
     """Per-record gradients of a linear weight, g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I] and output gradients
     [b, T, O].
 
-    `reshape` maps [..., O, I] to [..., *shape] of the parameter.
+    `reshape` maps [..., O, I] to [..., *shape] of the parameter; `cut` makes the inputs of some records (patches of
+    images, which are larger than the images) out of what is kept of them; `product` is a faster way from output
+    gradients and what is kept to sum_j g_j in the parameter's shape.
 
     T = 1:     ||g_j||^2 = |in_j|^2 |out_j|^2
     else:      ||g_j||^2 = sum_{t,s} (in_t . in_s)(out_t . out_s), or g_j materialised, whichever is cheaper
+
+    g_j is kept where it has fewer entries than the inputs and output gradients that it is made of, or at most `room`
+    over all records. Then materialising it costs one pass over I O entries, else the product is computed again for the
+    weighted sum.
     """
 
-    inputs: Tensor | Callable[[], Tensor]  # patches are cut when needed: those of all layers would fill the memory
+    inputs: Tensor
     outputs: OutputGradients
     reshape: Callable[[Tensor], Tensor] = identity
-    kept: Tensor | None = field(init=False, default=None)
+    cut: Callable[[Tensor], Tensor] = identity
+    product: Callable[[Tensor, Tensor], Tensor] | None = None
+    known: Tensor | None = field(init=False, default=None)
     slack: Tensor | float = field(init=False, default=0.0)
 
-    def read(self) -> Tensor:
-        return wide(self.inputs if isinstance(self.inputs, Tensor) else self.inputs())
+    def read(self, some: slice = slice(None)) -> Tensor:
+        return wide(self.cut(self.inputs[some]))
 
     def squares(self) -> Tensor:
-        inputs = self.read()
-        if inputs.shape[1] == 1:
-            return row_squares(inputs) * row_squares(self.outputs.value)
-        (b, t, i), o = inputs.shape, self.outputs.value.shape[2]
-        entry = NEAR if b * i * o <= CACHE else FAR  # memory traffic, against two Gram matrices' multiplications
-        return self.by_gram(inputs) if GRAM * t * t * (i + o) < entry * i * o else self.materialised(inputs)
+        if self.known is None:
+            found = self.compact()
+            return found.squares() if found is not self else self._squares()
+        return self.known
+
+    def _squares(self) -> Tensor:
+        """Return the squares of T = 1, or those that `compact` has computed."""
+        return row_squares(self.read()) * row_squares(self.outputs.value) if self.known is None else self.known
 
     def doubt(self) -> Tensor | float:
         return self.slack
 
-    def by_gram(self, inputs: Tensor) -> Tensor:
-        first, second = torch.bmm(inputs, inputs.transpose(1, 2)), self.outputs.gram()
-        sizes = (first.diagonal(0, 1, 2) * second.diagonal(0, 1, 2)).sqrt().sum(1)
-        self.slack = ROUNDING * sizes.double().square()
-        return first.mul_(second).sum(2).sum(1, dtype=torch.float64).clamp(min=0)
+    def compact(self, room: int = 0) -> Piece:
+        (b, t, o), i = self.outputs.value.shape, self.read(slice(0, 1)).shape[2]
+        if t == 1 or not b or self.known is not None:
+            return self
+        smaller = i * o <= t * o + self.inputs[0].numel() or b * i * o <= room
+        entry = (NEAR if b * i * o <= CACHE else FAR) if smaller else t + NEAR  # multiplications per entry of g_j
+        if GRAM * t * t * (i + o) < entry * i * o:
+            self.known = self._by_gram(b, t * (t + i))
+            return self
+        kept = self.outputs.value.new_empty(b if smaller else 0, o, i)
+        self.known = self._materialised(b, (t + o) * i, kept)
+        return Rows(kept, self.reshape, self.known) if smaller else self
 
-    def materialised(self, inputs: Tensor) -> Tensor:
-        size = inputs.shape[2] * self.outputs.value.shape[2]
-        if len(inputs) * size <= ROOM:
-            self.kept = _products(inputs, self.outputs.value)
-            return row_squares(self.kept)
-        chunk = max(1, ROOM // (8 * size))
-        pairs = zip(torch.split(inputs, chunk), torch.split(self.outputs.value, chunk), strict=True)
-        return torch.cat([row_squares(_products(a, g)) for a, g in pairs])
+    def _by_gram(self, b: int, entries: int) -> Tensor:
+        squares: Tensor = self.outputs.value.new_empty(b, dtype=torch.float64)
+        slack = torch.empty_like(squares)
+        for some in chunks(slice(0, b), entries):
+            inputs = self.read(some)
+            first, second = torch.bmm(inputs, inputs.transpose(1, 2)), self.outputs.gram(some)
+            sizes = (first.diagonal(0, 1, 2) * second.diagonal(0, 1, 2)).sqrt().sum(1)
+            slack[some] = ROUNDING * sizes.double().square()
+            squares[some] = first.mul_(second).sum(2).sum(1, dtype=torch.float64).clamp(min=0)
+        self.slack = slack
+        return squares
+
+    def _materialised(self, b: int, entries: int, kept: Tensor) -> Tensor:
+        squares = self.outputs.value.new_empty(b, dtype=torch.float64)
+        for some in chunks(slice(0, b), entries):
+            rows = _products(self.read(some), self.outputs.value[some], kept[some] if len(kept) else None)
+            squares[some] = row_squares(rows)
+        return squares
 
     def weighted(self, weights: Tensor) -> Tensor:
-        if self.kept is not None:
-            return self.reshape(weighted_rows(weights, self.kept.view(len(weights), -1)).view(self.kept.shape[1:]))
-        outputs, inputs, time_first = self.outputs.scaled(weights), self.read(), self.outputs.time_first
+        time_first, outputs, fast = self.outputs.time_first, self.outputs.value, self.product
+        if fast is not None:
+            return summed(
+                len(weights),
+                lambda some, cast, _: fast(
+                    cast(outputs[some] * weights[some, None, None]), cast(wide(self.inputs[some]))
+                ),
+            )
 
         def product(some: slice, cast: Cast, out: Tensor | None) -> Tensor:  # sum_jt out_jt (x) in_jt, [O, I]
-            return torch.mm(cast(_flat(outputs[some], time_first).T), cast(_flat(inputs[some], time_first)), out=out)
+            left = _flat(outputs[some] * weights[some, None, None], time_first)
+            return torch.mm(cast(left.T), cast(_flat(self.read(some), time_first)), out=out)
 
-        return self.reshape(summed(len(inputs), product))
+        return self.reshape(summed(len(weights), product))
 
     def rows(self) -> Tensor:
-        return self.reshape(_products(self.read(), self.outputs.value) if self.kept is None else self.kept)
+        return self.reshape(_products(self.read(), self.outputs.value))
 
     def at(self, index: Tensor) -> Piece:
-        if self.kept is not None:
-            return Rows(self.reshape(self.kept[index]))
-        return Outer(self.read()[index], OutputGradients(self.outputs.value[index]), self.reshape)
+        outputs = OutputGradients(self.outputs.value[index])
+        return Outer(self.inputs[index], outputs, self.reshape, self.cut, self.product)
 
 
-def _products(inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Return sum_t out_jt (x) in_jt, [b, O, I], in the order of multiplication that is faster."""
+def _products(inputs: Tensor, outputs: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return sum_t out_jt (x) in_jt, [b, O, I], in the order of multiplication that is faster; written into `out`."""
     if 4 * inputs.shape[2] <= outputs.shape[2]:
-        return torch.bmm(inputs.transpose(1, 2), outputs).transpose(1, 2).contiguous()
-    return torch.bmm(outputs.transpose(1, 2), inputs)
+        found = torch.bmm(inputs.transpose(1, 2), outputs).transpose(1, 2)
+        return found.contiguous() if out is None else out.copy_(found)
+    return torch.bmm(outputs.transpose(1, 2), inputs, out=out)
 
 
 @codec.hides_values
@@ -228,11 +308,16 @@ class Lookup:
         t, d = self.outputs.shape[1:]
         if t == 1:
             return row_squares(self.outputs)
-        if t * t < NEAR * self.words or len(self.index) * self.words * d > ROOM:
-            double = self.outputs.double()  # a common word's gradients may cancel
-            equal = self.index[:, :, None] == self.index[:, None, :]
-            return (torch.bmm(double, double.transpose(1, 2)) * equal).sum((1, 2)).clamp(min=0)
-        return row_squares(self.rows())
+        found = self.outputs.new_empty(len(self.index), dtype=torch.float64)
+        by_gram = t * t < NEAR * self.words
+        for some in chunks(slice(0, len(found)), 3 * t * t + 3 * t * d if by_gram else self.words * d):
+            found[some] = self._gram(some) if by_gram else row_squares(self.at(some).rows())
+        return found
+
+    def _gram(self, some: slice) -> Tensor:
+        double, index = self.outputs[some].double(), self.index[some]  # a common word's gradients may cancel
+        equal = index[:, :, None] == index[:, None, :]
+        return torch.bmm(double, double.transpose(1, 2)).mul_(equal).sum((1, 2)).clamp(min=0)
 
     def doubt(self) -> float:
         return 0.0
@@ -252,8 +337,11 @@ class Lookup:
         place = (self.index + self.words * torch.arange(b, device=self.index.device)[:, None]).flatten()
         return self.outputs.new_zeros(b * self.words, d).index_add_(0, place, self.outputs.flatten(0, 1)).view(b, -1, d)
 
-    def at(self, index: Tensor) -> Lookup:
+    def at(self, index: Tensor | slice) -> Lookup:
         return Lookup(self.index[index], self.outputs[index], self.words)
+
+    def compact(self, room: int = 0) -> Lookup:
+        return self
 
 
 @codec.hides_values
@@ -291,6 +379,9 @@ class Tied:
         lookup = self.lookup.at(index)
         return Tied(outer, lookup) if isinstance(outer, Outer) else Rows(outer.rows() + lookup.rows())
 
+    def compact(self, room: int = 0) -> Tied:
+        return self
+
 
 def merge_pieces(pieces: Sequence[Piece]) -> Piece:
     """Return one piece for a parameter that is used several times: gradients of all uses are summed BEFORE the norm."""
@@ -300,7 +391,7 @@ def merge_pieces(pieces: Sequence[Piece]) -> Piece:
     if isinstance(first, Outer) and all(isinstance(p, Outer) and p.reshape == first.reshape for p in pieces):
         uses = [p for p in pieces if isinstance(p, Outer)]
         slopes = torch.cat([p.outputs.value for p in uses], 1)
-        return Outer(torch.cat([p.read() for p in uses], 1), OutputGradients(slopes), first.reshape)
+        return Outer(torch.cat([p.read() for p in uses], 1), OutputGradients(slopes), first.reshape).compact()
     if len(pieces) == 2:
         lookup, outer = sorted(pieces, key=lambda piece: isinstance(piece, Outer))
         if isinstance(lookup, Lookup) and isinstance(outer, Outer) and outer.reshape is identity:
@@ -318,33 +409,40 @@ Use = Callable[[Tensor], Pieces]  # from d loss / d output to the pieces of the 
 @codec.hides_values
 @dataclass
 class Call:
-    """One recorded call of a layer: its rule, and the gradient of its output after the backward pass."""
+    """One recorded call of a layer: its rule and, after the backward pass, the pieces of its parameters."""
 
-    use: Use
+    tape: Tape
+    use: Use | None  # None after the backward pass: what it holds is dropped as soon as the pieces are made
     shape: tuple[int, ...]
     axis: int = 0
     kept: Tensor | None = None
     version: int = 0
-    slope: Tensor | None = None
+    found: list[tuple[nn.Parameter, Piece]] = field(default_factory=list)
 
     def add(self, slope: Tensor) -> None:
+        """Make the pieces of this call by its rule, from d loss / d output; refuse an input that was overwritten."""
         slope = slope.view(self.shape) if slope.shape != self.shape else slope
-        self.slope = slope if self.slope is None else self.slope + slope
-
-    def pieces(self) -> Pieces:
-        """Return the per-record gradients by the layer's rule; refuse an input that was overwritten."""
-        if self.slope is None:
-            return ()
-        if self.kept is not None and self.kept._version != self.version:
+        if self.tape.row is not None:
+            self.tape.leaked |= self.leaks(slope, self.tape.row)
+            return
+        if self.use is None:
+            return
+        use, kept, self.use, self.kept = self.use, self.kept, None, None
+        if not self.tape.batch:
+            return
+        if kept is not None and kept._version != self.version:
             raise RuntimeError("a layer's input was changed in place before the backward pass; use inplace=False there")
-        return self.use(wide(self.slope))
+        with torch.no_grad(), torch.autocast(slope.device.type, enabled=False), ieee_products():
+            for parameter, piece in use(wide(slope)):
+                if parameter is not None and parameter.requires_grad:
+                    small = piece.compact(self.tape.room)
+                    self.tape.room -= small.value.numel() if isinstance(small, Rows) and small is not piece else 0
+                    self.found.append((parameter, small))
 
-    def leaks(self, batch: int, own: int = 0) -> bool:
+    def leaks(self, slope: Tensor, own: int) -> bool:
         """Return whether the gradient of one record's loss is nonzero in other records' slices."""
-        if self.slope is None:
-            return False
-        slices = self.slope.movedim(self.axis, 0)
-        width = len(slices) // batch
+        slices = slope.movedim(self.axis, 0)
+        width = len(slices) // self.tape.batch
         others = torch.cat([slices[: own * width], slices[(own + 1) * width :]])
         return bool(((others != 0) & others.isfinite()).any())
 
@@ -394,10 +492,21 @@ class Tape:
         self.batch = 0  # records of the next forward pass
         self.channels_last = False  # images in that order whatever the input's: fast, but `view` may not fit it
         self.calls: list[Call] = []
+        self.row: int | None = None  # the record whose gradient is computed, while slices are checked
+        self.leaked = False  # whether that gradient was nonzero in another record's slice
+        self.room = KEPT  # entries of this batch's gradients that may be kept though their factors are smaller
 
     def clear(self) -> None:
-        self.calls = []
+        for call in self.calls:  # the user's loss may hold the calls, and what they hold
+            call.use, call.kept, call.found = None, None, []
+        self.calls, self.room = [], KEPT
         self.anchor.grad = None
+
+    def drop_finished(self) -> None:
+        """Discard calls that have had their backward pass."""
+        for call in self.calls:
+            call.found = []
+        self.calls = [call for call in self.calls if call.use is not None]
 
     def check_slices(self, leaves: Sequence[Tensor], rows: Iterable[int], parameters: Sequence[Tensor] = ()) -> None:
         """Refuse layers in which the gradient of one record's output is nonzero in other records' slices.
@@ -407,14 +516,14 @@ class Tape:
         """
         for row in rows:
             figure = torch.stack([y[row].float().sum() for y in leaves]).sum()
-            wanted = [self.anchor, *parameters]
-            slopes = torch.autograd.grad(figure, wanted, allow_unused=True, retain_graph=True)
+            self.row, self.leaked = row, False
+            try:
+                slopes = torch.autograd.grad(figure, [self.anchor, *parameters], allow_unused=True, retain_graph=True)
+            finally:
+                self.row = None
             if any(slope is not None for slope in slopes[1:]):
                 raise UnrecordableError("a parameter used outside the layer that owns it")
-            leaks = any(call.leaks(self.batch, row) for call in self.calls)
-            for call in self.calls:
-                call.slope = None
-            if leaks:
+            if self.leaked:
                 raise UnrecordableError("layers whose gradient for one record touches other records")
 
     def records(self, x: Tensor, axis: int, tail: int) -> Tensor:
@@ -439,25 +548,24 @@ class Tape:
 
         `kept` is the input that the rule needs unchanged in the backward pass; records lie along `axis`.
         """
-        call = Call(use, shape or tuple(output.shape), axis, kept, 0 if kept is None else kept._version)
+        call = Call(self, use, shape or tuple(output.shape), axis, kept, 0 if kept is None else kept._version)
         self.calls.append(call)
         watched: Tensor = Watch.apply(output, self.anchor, call)  # type: ignore[no-untyped-call]
         return watched if shape is None else watched.view(shape)
 
     def copies(self, parameter: nn.Parameter, use: Use) -> Tensor:
         """Return a copy of a parameter for each record, [b, *shape], whose gradients are recorded."""
-        self.calls.append(Call(use, (self.batch, *parameter.shape)))
+        self.calls.append(Call(self, use, (self.batch, *parameter.shape)))
         own: Tensor = Copies.apply(parameter.detach(), self.anchor, self.calls[-1], self.batch)  # type: ignore[no-untyped-call]
         return own
 
     def pieces(self) -> dict[nn.Parameter, Piece]:
         """Return the per-record gradients of every trained parameter that was used."""
         uses: dict[nn.Parameter, list[Piece]] = {}
+        for call in self.calls:
+            for parameter, piece in call.found:
+                uses.setdefault(parameter, []).append(piece)
         with torch.no_grad(), torch.autocast(self.anchor.device.type, enabled=False):
-            for call in self.calls:
-                for parameter, piece in call.pieces():
-                    if parameter is not None and parameter.requires_grad:
-                        uses.setdefault(parameter, []).append(piece)
             return {parameter: merge_pieces(pieces) for parameter, pieces in uses.items()}
 
 

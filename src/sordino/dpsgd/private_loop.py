@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from sordino import codec
@@ -19,8 +27,11 @@ from sordino.data.program import check_labels, refuse_layers, trial_outputs
 from sordino.dpsgd import refuse_mixing
 from sordino.dpsgd.account import Account, LedgerAccount
 from sordino.dpsgd.loader import PendingBatch, PrivateLoader, check_collate, grade_collate, rows_hash
+from sordino.dpsgd.memory import largest_batch, parse_bytes
+from sordino.dpsgd.model_graphs import ModelGraphs
 from sordino.dpsgd.optimizer import PrivateOptimizer
 from sordino.dpsgd.own_code import PerRecord, RecordLoss, RecordTransform, named_loss
+from sordino.dpsgd.pieces import KEPT
 from sordino.dpsgd.processes import Ranks, Shards, group_options, refuse_wrapping, unwrapped
 from sordino.dpsgd.recording import RecordedForward, Recording, parameter_names
 from sordino.dpsgd.settings import (
@@ -37,6 +48,7 @@ from sordino.dpsgd.settings import (
 )
 from sordino.dpsgd.standardise import Standardise, Standardiser
 from sordino.errors import ConfigError, DataError, PlanError
+from sordino.graph import UntraceableError
 from sordino.ledger.ledger import Ledger
 from sordino.parts.strategies import Strategy
 from sordino.rng import Mode
@@ -60,6 +72,7 @@ def make_private(
     noise_multiplier: NoiseMultiplier | None = None,
     strategy: Strategy | None = None,
     max_physical_batch_size: int | None = None,
+    memory: str | int | None = None,
     reduction: Reduction = "mean",
     loss: str | PerRecord | None = None,
     allow_large_delta: bool = False,
@@ -114,8 +127,6 @@ def make_private(
         raise ConfigError(f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for your code')
     if loss is not None and reduction != "mean":
         raise ConfigError(f"loss and reduction = {reduction!r}", "no reduction: optimizer.loss is a mean", "drop it")
-    if max_physical_batch_size is not None and max_physical_batch_size < 1:
-        raise ConfigError(f"max_physical_batch_size = {max_physical_batch_size}", "a whole number of at least 1")
     _refuse_prepared(model, optimizer, loader)
     model, size = unwrapped(model), _check_loader(loader)
     shards, trusted = Shards(model), own_code == "trusted"
@@ -123,6 +134,8 @@ def make_private(
     _check_optimizer(model, optimizer, shards)
     _check_labels(model, loader.dataset)
     check_collate(loader)
+    if _chosen_by_memory(memory, max_physical_batch_size):
+        max_physical_batch_size = _physical_size(model, _held(optimizer, shards), loader, memory, transform is None)
     delta, chosen = checked_delta(delta, size, allow_large_delta), batches(loader.batch_size or 0, size, strategy)
     norms = clip_norms(clip, clip_norm, parameter_names(model, _trained(optimizer, shards)))
     schedule = noise_schedule(noise_multiplier, chosen, epochs, steps, scaled=epsilon is not None)
@@ -181,6 +194,55 @@ def _join_ranks(
     return ranks
 
 
+def _held(optimizer: Optimizer, shards: Shards) -> set[Tensor]:
+    """Return the model's parameters that the optimizer holds."""
+    return {shards.of(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _chosen_by_memory(memory: str | int | None, given: int | None) -> TypeGuard[str | int]:
+    """Return whether `memory` chooses the physical batch size; refuse both, and a size below 1."""
+    if given is not None and memory is not None:
+        raise ConfigError("memory and max_physical_batch_size", "one of them: memory chooses the other")
+    if given is not None and given < 1:
+        raise ConfigError(f"max_physical_batch_size = {given}", "a whole number of at least 1")
+    return memory is not None
+
+
+def _physical_size(model: nn.Module, held: set[Tensor], loader: DataLoader[Any], memory: str | int, raw: bool) -> int:
+    """Return how many records are computed at once within `memory` bytes, from the shape of a record alone."""
+    bound, fix = parse_bytes(memory) * 9 // 10, "give max_physical_batch_size instead"  # libraries take some unseen
+    if loader.collate_fn is not default_collate or not raw:
+        found = "memory with a collate_fn or a transform, where shapes may depend on records"
+        raise ConfigError(found, "records of one shape", fix)
+    batch = lineage.tensors_of(loader.dataset) or tree_leaves(default_collate([loader.dataset[0]]))
+    device, others = next(iter(held)).device, [p for p in model.parameters() if p.requires_grad and p not in held]
+    x = torch.zeros_like(batch[0][:1], device=device)  # of which only the shape counts
+    shared = 12 * sum(p.numel() for p in held if p.requires_grad)  # the sum of a batch, in float64 and float32
+
+    def peak(size: int, kept: int) -> int:
+        copies = 2 * size * sum(part[:1].nbytes for part in batch)  # the loader's batch, and what it is compared with
+        return shared + copies + graphs.live_bytes((x,), {}, [True], size, kept)
+
+    for p in others:  # they will be frozen
+        p.requires_grad_(False)
+    try:
+        graphs = ModelGraphs(model)
+        most = loader.batch_size or 1
+        small = largest_batch(lambda size: peak(size, KEPT), bound, most)
+        size = max(small, largest_batch(lambda size: peak(size, 0) + 4 * KEPT, bound, most))
+        one = 0 if size else peak(1, KEPT)
+    except (UntraceableError, PlanError, DataError, RuntimeError, TypeError, ValueError, IndexError) as error:
+        found = f"memory, and a model that does not run on synthetic records as model(x) ({error})"
+        raise ConfigError(found, "a model whose memory can be measured so", fix) from None
+    finally:
+        for p in others:
+            p.requires_grad_(True)
+    if not size:
+        found = f"memory = {memory!r}, where a pass over one record takes {one:,} bytes"
+        raise ConfigError(found, "room for one record at least", "raise memory, or take a smaller model")
+    return size
+
+
 def _trained(optimizer: Optimizer, shards: Shards) -> set[Tensor]:
     """Return the parameters of the model that the optimizer holds and trains."""
     return {shards.of(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
@@ -188,7 +250,7 @@ def _trained(optimizer: Optimizer, shards: Shards) -> set[Tensor]:
 
 def _freeze_others(model: nn.Module, optimizer: Optimizer, shards: Shards) -> None:
     """Freeze parameters that the optimizer does not hold: they are no part of a record's gradient."""
-    held = {shards.of(p) for group in optimizer.param_groups for p in group["params"]}
+    held = _held(optimizer, shards)
     for parameter in model.parameters():
         if parameter not in held:
             parameter.requires_grad_(False)

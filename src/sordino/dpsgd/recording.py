@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from sordino.dpsgd.batch_independence import has_records, refuse_mixing, trained_outputs
-from sordino.dpsgd.clipped_sum import CheckedForward, ClipGroup, clipped_sum, ieee_products
+from sordino.dpsgd.clipped_sum import CheckedForward, ClipGroup, clipped_sum
 from sordino.dpsgd.loader import BatchPiece, InputCheck, PendingBatch
 from sordino.dpsgd.model_graphs import GraphPass, ModelGraphs
 from sordino.dpsgd.own_code import LossCheck, OutputGradient, stale_code, untraceable
-from sordino.dpsgd.pieces import HALF, UnrecordableError, first_length
+from sordino.dpsgd.pieces import HALF, UnrecordableError, first_length, ieee_products
 from sordino.dpsgd.processes import refuse_active_wrapper
 from sordino.dpsgd.settings import Reduction
 from sordino.dpsgd.state_guard import GradientChangeWarning, ModelGuard
@@ -215,7 +215,7 @@ class Recording:
 
     def zero(self) -> None:
         """Discard recorded backward passes; keep a forward pass that has had no backward yet."""
-        self.tape.calls = [call for call in self.tape.calls if call.slope is None]
+        self.tape.drop_finished()
         self.outside.clear()
         self.backwards, self.other_records = 0, None
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sordino import kernels
 from sordino.accounting.bounds import Norm
 from sordino.data.clients import Records
-from sordino.dpsgd.clipped_sum import ieee_products
+from sordino.dpsgd.pieces import ieee_products
 from sordino.engines.batches import Batches
 from sordino.errors import DataError
 from sordino.layout import Layout

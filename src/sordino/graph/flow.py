@@ -261,7 +261,7 @@ class _Reader(fx.Interpreter):
                 raise MixesError("an output that contains the number of records")
             if counted:
                 self._follow_arithmetic(n, _name(n), counted, result)
-            elif n.op != "output" and not all(isinstance(leaf, Tensor) for leaf in tree_flatten(result)[0]):
+            elif n.op != "output" and not all(isinstance(leaf, Tensor) for leaf in _leaves(n, result)):
                 self._follow_property(n, _name(n))
         if isinstance(result, Tensor) and id(result) not in self.observer.unknown:
             self.layout.nodes[n.name] = self.observer.rows(result)
@@ -312,6 +312,11 @@ class _Reader(fx.Interpreter):
             self.counts[n] = None
         elif n.op == "call_module" or name not in _SIZED:
             raise MixesError(f"{name} of the number of records")
+
+
+def _leaves(n: fx.Node, result: Any) -> list[Any]:
+    """Return the values in a node's result; of a layer without None, which attention gives for weights not asked."""
+    return [leaf for leaf in tree_flatten(result)[0] if n.op != "call_module" or leaf is not None]
 
 
 def _name(n: fx.Node) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from sordino.dpsgd import ClippedGradient
-from sordino.dpsgd.pieces import Lookup, Outer, OutputGradients, row_squares
+from sordino.dpsgd.pieces import Lookup, Outer, OutputGradients, Rows, row_squares
 from sordino.models import CharLstm, DpMnistCnn, ResNet18
 
 BATCH, LENGTH = 5, 4
@@ -179,13 +178,41 @@ def test_the_l1_norm_clips_too(name: str) -> None:
     assert_equal(got, *clipped_loop(model, squared, x, y, clip_norm, order=1))
 
 
-@pytest.mark.parametrize(("t", "i", "o"), [(2, 30, 30), (40, 3, 4), (7, 8, 8)])
-def test_gram_and_materialised_norms_agree(t: int, i: int, o: int) -> None:
+def outer(t: int, i: int, o: int) -> Outer:
     torch.manual_seed(1)
-    outer = Outer(torch.randn(BATCH, t, i), OutputGradients(torch.randn(BATCH, t, o)))
-    expected = row_squares(outer.rows())
-    torch.testing.assert_close(outer.by_gram(outer.read()), expected, rtol=1e-5, atol=0)
-    torch.testing.assert_close(outer.materialised(outer.read()), expected, rtol=1e-5, atol=0)
+    return Outer(torch.randn(BATCH, t, i), OutputGradients(torch.randn(BATCH, t, o)))
+
+
+@pytest.mark.parametrize(("t", "i", "o"), [(2, 30, 30), (40, 3, 4), (7, 8, 8)])
+@pytest.mark.parametrize("way", ["by Gram matrices", "materialised and kept", "materialised twice"])
+@pytest.mark.parametrize("chunk", [1, 100, 1 << 20])
+def test_gram_and_materialised_gradients_agree(
+    t: int, i: int, o: int, way: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = outer(t, i, o).rows()
+    monkeypatch.setattr("sordino.dpsgd.pieces.CHUNK", chunk)
+    monkeypatch.setattr("sordino.dpsgd.pieces.GRAM", 0.0 if way == "by Gram matrices" else 1e9)
+    piece = outer(t, i, o)
+    if way == "materialised twice":  # what is kept of the inputs is small, as an image is beside its patches
+        whole, piece.inputs = piece.inputs, torch.arange(BATCH)
+        piece.cut = lambda index: whole[index]
+    found, weights = piece.compact(), torch.rand(BATCH)
+    torch.testing.assert_close(found.squares(), row_squares(rows), rtol=1e-5, atol=0)
+    torch.testing.assert_close(found.weighted(weights), torch.einsum("j,joi->oi", weights, rows), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.at(torch.tensor([1, 2])).rows(), rows[1:3])
+
+
+@pytest.mark.parametrize(
+    ("t", "i", "o", "kept"), [(8, 16, 16, True), (7, 16, 16, False), (1, 2, 2, False), (200, 16, 16, True)]
+)
+def test_what_is_kept_of_a_layer_is_the_smaller_of_gradient_and_factors(
+    t: int, i: int, o: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sordino.dpsgd.pieces.GRAM", 1e9)
+    found = outer(t, i, o).compact()
+    assert isinstance(found, Rows) == kept
+    entries = found.value[0].numel() if isinstance(found, Rows) else t * (i + o)
+    assert entries == min(i * o, t * (i + o))
 
 
 def test_repeated_words_are_added_before_the_norm() -> None:
@@ -193,10 +220,14 @@ def test_repeated_words_are_added_before_the_norm() -> None:
     assert lookup.squares().tolist() == [13.0]
 
 
-def test_too_large_to_keep_gives_the_same(monkeypatch: Any) -> None:
-    model, x, y = prepared("linear over a long time")
-    kept = ClippedGradient(model, squared).sum(x, y, 0.5)
-    monkeypatch.setattr("sordino.dpsgd.pieces.ROOM", 50)
-    assert_equal(
-        ClippedGradient(model, squared).sum(x, y, 0.5), {k: v.double() for k, v in kept.total.items()}, kept.norms
-    )
+@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize(("gram", "kept"), [(0.0, 0), (1e9, 0), (1e9, 1 << 22)], ids=["ghost", "smaller", "kept"])
+def test_every_way_to_keep_gradients_a_few_records_at_a_time_gives_the_same(
+    name: str, gram: float, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, y = prepared(name)
+    whole = ClippedGradient(model, squared).sum(x, y, 0.5)
+    for constant, value in {"CHUNK": 50, "GRAM": gram, "KEPT": kept}.items():
+        monkeypatch.setattr(f"sordino.dpsgd.pieces.{constant}", value)
+    expected = {name: part.double() for name, part in whole.total.items()}
+    assert_equal(ClippedGradient(model, squared).sum(x, y, 0.5), expected, whole.norms)
