@@ -143,7 +143,15 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
             ]
         },
     },
-    "Preparation": {"histogram": {"column": "a", "epsilon": 0.1, "low": 0.0, "high": 5.0, "bins": 8, "grid": "log"}},
+    "Extractor": {
+        "scattering": {"J": 3, "groups": 9, "normalise": "digits"},
+        "random_convolutions": {"filters": 8, "kernel": 3, "grid": 2, "seed": 4},
+        "pretrained": {"size": 96, "stages": [6, 7]},
+    },
+    "Preparation": {
+        "histogram": {"column": "a", "epsilon": 0.1, "low": 0.0, "high": 5.0, "bins": 8, "grid": "log"},
+        "moment": {"column": "mean", "noise_multiplier": 15.0, "clip_norm": 2.0, "size": 4},
+    },
     "Mechanism": {"gaussian": {"noise_multiplier": 1.5}, "laplace": {"noise_multiplier": 1.5}},
     "Release": {
         "central_noise": {"mechanism": GAUSSIAN},

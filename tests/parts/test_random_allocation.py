@@ -39,14 +39,14 @@ def passes(clients: RandomAllocation, count: int, streams: Any) -> list[list[Coh
     return [found[k : k + clients.bins] for k in range(0, len(found), clients.bins)]
 
 
-@pytest.mark.parametrize("streams", STREAMS, ids=str)
+@pytest.mark.parametrize("streams", STREAMS, ids=("seeded", "secure"))
 def test_every_client_is_in_exactly_one_round_of_every_pass(streams: Any) -> None:
     clients = RandomAllocation(40, 7)
     for cohorts in passes(clients, 20, streams):
         assert sorted(np.concatenate(cohorts).tolist()) == list(range(40))
 
 
-@pytest.mark.parametrize("streams", STREAMS, ids=str)
+@pytest.mark.parametrize("streams", STREAMS, ids=("seeded", "secure"))
 def test_clients_and_passes_are_independent_and_bins_uniform(streams: Any) -> None:
     clients, rounds = RandomAllocation(60, 4), np.zeros((200, 60), dtype=np.int64)
     for row, cohorts in zip(rounds, passes(clients, 200, streams), strict=True):
@@ -105,7 +105,7 @@ def test_the_audit_passes_it_and_finds_kept_bins_and_independent_rounds() -> Non
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("streams", STREAMS, ids=str)
+@pytest.mark.parametrize("streams", STREAMS, ids=("seeded", "secure"))
 def test_a_run_that_goes_on_in_the_middle_of_a_pass_keeps_its_allocation(streams: Any) -> None:
     cohorts: list[Cohort] = []
 
