@@ -33,6 +33,7 @@ def guarded(federation: LocalFederation, ground: Path) -> Path:
     """The same nodes, behind silos with a policy and a ledger: the folder in which these are.
 
     The policies allow any number of rounds of the recipe, so that a test can count what is charged.
+    Files are run in the order of their names: from test_under_policy.py on the nodes are behind these silos.
     """
     file = hospitals.file_of(ground, "silo", hospitals.RECIPE.format(rounds=12, noise="secure"))
     folder = hospitals.make(ground / "guarded", file)
