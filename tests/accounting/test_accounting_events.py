@@ -15,6 +15,7 @@ from tests.accounting import oracles
 from sordino.accounting import accountant
 from sordino.accounting.accountant import delta_at, deltas_at, epsilon
 from sordino.accounting.events import (
+    Allocated,
     Approximate,
     CappedPoisson,
     Event,
@@ -176,6 +177,7 @@ SAMPLED: list[Event] = [
         FixedSampled(100, 10, inner),
         Shuffled(1000, inner),
         PubliclySampled(0.1, inner),
+        Allocated(10, inner),
     )
 ]
 TUNED: list[Event] = [Tuned(event, 3, Trials(4.0)) for event in [*NOISE, *SAMPLED]]

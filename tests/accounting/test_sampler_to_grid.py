@@ -150,7 +150,8 @@ def test_every_cell_of_a_clients_own_message_takes_in_the_same_noise(name: str, 
 def test_every_release_and_every_strategy_is_among_them() -> None:
     ours = {name for name, part in Release.members.items() if part.__module__.startswith("sordino.")}
     silent = {"forward", "masked_noise", "no_noise"}  # they add nothing
-    assert {release.kind for release in RELEASES.values()} == ours - silent
+    loop = {"scheduled_noise"}  # of a private loop alone, whose step is tried below
+    assert {release.kind for release in RELEASES.values()} == ours - silent - loop
     ours = {name for name, part in Strategy.members.items() if part.__module__.startswith("sordino.")}
     assert {strategy.kind for strategy in STRATEGIES.values()} == ours
 

@@ -44,6 +44,7 @@ NEUTRAL: dict[str, dict[str, Any]] = {
     "best": {"population": len(SIZES), "epsilon": 5.0},
     "client_side_fed_avg": {},
     "dp_ftrl": {},
+    "head": {"population": len(SIZES), "epsilon": 5.0, "rounds": ROUNDS},
 }
 # Limits of their own: tests/parts/test_scaffold.py; band_mf is dp_ftrl with coins of its own.
 REMEMBERS = {"scaffold", "band_mf"}
@@ -58,6 +59,10 @@ def neutral(name: str, sampler: Sampler, batch: int | None) -> Plan:
         common = {"rounds": ROUNDS, "population": len(SIZES), "cohort": int(sampler.expected), "lr": LR}
         private = RECIPES[name](**common, steps=EPOCHS, clip_norm=1e6, mechanism=Gaussian(1.0))
         return replace(private, local=replace(private.local, batch=batch), release=NoNoise())  # type: ignore[type-var]
+    if name == "head":  # its noise is solved for; its falling step and its one local step are put aside
+        private = RECIPES[name](**NEUTRAL[name])
+        local = replace(private.local, lr=LR, epochs=EPOCHS, batch=batch)  # type: ignore[type-var]
+        return replace(private, clients=sampler, encode=(Clip(math.inf),), release=NoNoise(), server=Sgd(), local=local)
     settings = {"lr": LR, "epochs": EPOCHS, "batch": batch, "rounds": ROUNDS, **NEUTRAL[name]}
     if name == "best":  # its noise is solved for, its server slows down: both are put aside
         private = RECIPES[name](**settings)

@@ -38,7 +38,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     | frozenset({"random", "np.random.get_state", "np.random.set_state"}),  # puts others' back to where they stood
     "parts/mechanisms.py": frozenset({"standard_normal", "laplace", "integers", "random"}),  # the noise
     "accounting/events.py": frozenset({"laplace"}),  # no draw: the Renyi divergence of that name
-    "parts/samplers.py": frozenset({"binomial", "choice", "permutation", "random"}),  # who takes part
+    "parts/samplers.py": frozenset({"binomial", "choice", "integers", "permutation", "random"}),  # who takes part
     "accounting/renyi.py": frozenset({"poisson", "random"}),  # how often a private run is tried
     "parts/record_samplers.py": frozenset(
         {"binomial", "choice", "integers", "permutation", "random"}

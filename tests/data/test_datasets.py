@@ -242,7 +242,7 @@ def test_every_name_has_one_line() -> None:
 def test_more_records_than_there_are_is_refused() -> None:
     assert len(load("wine", train=10, test=3).y) == 10
     for option in ({"train": 144}, {"train": 0}, {"test": 36}, {"train": 143, "validation": True}):
-        with pytest.raises(DataError, match="between 1 and"):
+        with pytest.raises(DataError, match="from 1 to"):
             load("wine", **option)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="validation = true without train"):
         load("wine", validation=True)

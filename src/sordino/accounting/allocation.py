@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from scipy.signal import lfilter
+import scipy  # its submodules load when first used
 from scipy.special import log_ndtr, ndtr
 
 from sordino.accounting.pairs import Array, Orders, Pair, Tails
@@ -147,7 +147,9 @@ def _add_far(found: Array, base: int, larger: Sum, smaller: Sum, weight: float) 
     places = np.arange(start, larger.top + 1) - near - smaller.low
     ends = np.minimum(places, len(smaller.masses) - 1)
     whole = np.cumsum(smaller.masses)[ends]
-    scaled = lfilter([1.0], [1.0, -math.exp(-step)], smaller.masses)[ends]  # sum over j of mass_j exp(-(end - j) step)
+    scaled = scipy.signal.lfilter([1.0], [1.0, -math.exp(-step)], smaller.masses)[
+        ends
+    ]  # sum over j of mass_j exp(-(end - j) step)
     above = np.minimum(scaled * np.exp(-(near + places - ends) * step) / math.expm1(step), whole)
     own, at = weight * larger.masses[start - larger.low :], start - base
     found[at : at + len(own)] += own * (whole - above)

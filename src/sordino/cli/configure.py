@@ -120,6 +120,7 @@ SENTENCES = {  # here, so that a list of names does not wait for torch
     "fed_smp": "Fed-SMP (Hu et al. 2022): one public mask a round for all clients, random or by public data.",
     "blur": "BLUR (Cheng et al. 2022): local steps are pulled back into the clip ball; LUS adds a client's own top-k.",
     "best": "Our own: tight noise, a bold server step and a mean of the last models, solved for an epsilon.",
+    "head": "Our own for public features: a linear head, every client in every round, few rounds for an epsilon.",
     "dp_ftrl": "DP-FTRL (Kairouz et al. 2021): noise that later rounds take back, by a tree.",
     "band_mf": "BandMF (Choquette-Choo et al. 2023): noise that later rounds take back, by an optimised band.",
     "scaffold": "SCAFFOLD (Karimireddy et al. 2020): control and update in one clipped, noised message.",

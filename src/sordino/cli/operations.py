@@ -193,6 +193,7 @@ def gate(
     host: Annotated[str, typer.Option(help="Address on which silos reach this machine.")] = "0.0.0.0",
     port: Annotated[int | None, typer.Option(help="Default: port of [federation].")] = None,
     link: Annotated[str, typer.Option(help="Where the SuperLink listens. Default: 127.0.0.1, the next port.")] = "",
+    as_json: JsonFlag = False,
 ) -> None:
     """Pass what silos' nodes send to the SuperLink on this machine, and nothing else, until stopped."""
     from sordino.config import load_config
@@ -204,7 +205,10 @@ def gate(
         assert silos_of(config)
         assert config.federation is not None
         port = config.federation.port
-    serve_gate(folder, host, port, link or f"127.0.0.1:{port + 1}")
+    link = link or f"127.0.0.1:{port + 1}"
+    text = f"gate: {host}:{port} passes what silos' nodes send to the SuperLink at {link}"
+    output(as_json, {"host": host, "port": port, "superlink": link}, text)
+    serve_gate(folder, host, port, link)
 
 
 @federation.command("run")

@@ -325,6 +325,7 @@ class Link:
             grid.close()
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class FlowerTransport:
     """Transport over a Flower SuperLink; each silo is the node that is registered under the silo's name.

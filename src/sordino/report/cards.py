@@ -96,7 +96,7 @@ def dpia(made: Certificate, explained: dict[str, Any], columns: list[str], polic
     policy_rows = []
     for name, table in policies.items():
         texts = [table.get(key) or BLANK.format(key) for key in ("purpose", "retention")]
-        limits = [f"{table['epsilon']:g} over all runs", table.get("expires") or "never"]
+        limits = [f"{table['epsilon']} over all runs", table.get("expires") or "never"]
         policy_rows.append(f"| {' | '.join([name, *texts, *limits])} |")
     head = ["| data set | purpose | retention | limit of epsilon | policy expires |", "|---|---|---|---|---|"]
     about = "\n".join([*head, *policy_rows]) if policies else f"- {BLANK.format('retention of data and of the model')}"
