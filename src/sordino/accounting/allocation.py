@@ -147,9 +147,8 @@ def _add_far(found: Array, base: int, larger: Sum, smaller: Sum, weight: float) 
     places = np.arange(start, larger.top + 1) - near - smaller.low
     ends = np.minimum(places, len(smaller.masses) - 1)
     whole = np.cumsum(smaller.masses)[ends]
-    scaled = scipy.signal.lfilter([1.0], [1.0, -math.exp(-step)], smaller.masses)[
-        ends
-    ]  # sum over j of mass_j exp(-(end - j) step)
+    decayed = scipy.signal.lfilter([1.0], [1.0, -math.exp(-step)], smaller.masses)  # sum_j mass_j exp(-(end - j) step)
+    scaled = decayed[ends]
     above = np.minimum(scaled * np.exp(-(near + places - ends) * step) / math.expm1(step), whole)
     own, at = weight * larger.masses[start - larger.low :], start - base
     found[at : at + len(own)] += own * (whole - above)
