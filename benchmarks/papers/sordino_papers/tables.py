@@ -29,6 +29,7 @@ from sordino_papers.paper_002_claims import STUDIES as PAPER_002
 from sordino_papers.paper_002_theory import STUDIES as PAPER_002_THEORY
 from sordino_papers.paper_002_writers import STUDIES as PAPER_002_WRITERS
 from sordino_papers.paper_003_ablations import STUDIES as PAPER_003_ABLATIONS
+from sordino_papers.paper_003_cifar import STUDIES as PAPER_003_CIFAR
 from sordino_papers.paper_003_claimed import STUDIES as PAPER_003_CLAIMED
 from sordino_papers.paper_003_fair import STUDIES as PAPER_003
 from sordino_papers.paper_003_landscape import STUDIES as PAPER_003_LANDSCAPE
@@ -69,6 +70,7 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_002_WRITERS,
     *PAPER_002_THEORY,
     *PAPER_003,
+    *PAPER_003_CIFAR,
     *PAPER_003_TUNING,
     *PAPER_003_LANDSCAPE,
     *PAPER_003_ABLATIONS,
