@@ -141,7 +141,13 @@ def test_what_is_no_claim_of_a_paper_is_our_own() -> None:
 
 def test_a_claim_names_the_few_comparisons_that_went_another_way() -> None:
     cause = PaperClaim("000", "a", ("a,",), cause="words").judged(rows("yes", "yes", "undecided"))["cause"]
-    assert cause == "words; undecided: 2 +2 [+0, +9] points"
+    assert cause == "words; undecided: 2, +2 [+0, +9] points"
+    many = [
+        {**row, "text": f"000: a, {name}"}
+        for row, name in zip(rows("yes", "no", "no"), ("p", "q: 1", "q: 2"), strict=True)
+    ]
+    cause = PaperClaim("000", "a", ("a, ",)).judged(many)["cause"]
+    assert cause == "no: q (+1 to +2 points)"
     assert PaperClaim("000", "a", ("a,",), cause="words").judged(rows("no", "no"))["cause"] == "words"
     assert PaperClaim("000", "a", ("a,",), cause="words").judged(rows("yes"))["cause"] == ""
     other = {**rows("no")[0], "text": "000: b, tuned"}
