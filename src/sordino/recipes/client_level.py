@@ -88,7 +88,7 @@ def dp_fed_ls(**shared: Unpack[Federated]) -> Plan:
     """DP-Fed-LS: w <- w - A^-1 (sum_i clip(w - w_i, C) + N(0, (z C)^2)) / expected, C the clip norm, z the multiplier.
 
     Clients project w_i - w on the ball after every step (Algorithm 1); A = I + strength * L. By default a round is
-    smoothed if its noise-to-signal ratio z sqrt(d) / S is above 15, where smoothing helps; LaplacianSmoothing(1.0)
+    smoothed if its noise-to-signal ratio z sqrt(d) / S is above 18, where smoothing helps; LaplacianSmoothing(1.0)
     always smooths. Another `denoiser` replaces it (Table 6); `order` sets how convolutions are flattened (Table 5).
     """
     return federated(project=True, **shared)
