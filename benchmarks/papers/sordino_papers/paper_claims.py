@@ -107,7 +107,8 @@ class PaperClaim:
             return ""
         if verdict == "not run" and self.regime is not None:
             return f"not run yet: `sordino papers run {self.regime.run.partition(',')[0]}`"
-        return "; ".join(filter(None, [self.cause, self._open(mine, answers)]))
+        odd = "" if verdict == NOT_TESTED else self._open(mine, answers)
+        return "; ".join(filter(None, [self.cause, odd]))
 
     def _open(self, mine: Sequence[Row], answers: Sequence[str]) -> str:
         """The comparisons that are not decided as most are, where they are few: one with its interval, or what is common."""
@@ -120,7 +121,7 @@ class PaperClaim:
             return f"{odd[0][1]}: {names[0]}, {odd[0][0]['measured']}"
         went = " or ".join(dict.fromkeys(one for _, one in odd))
         measured = _measured([row for row, _ in odd], [one for _, one in odd]).partition(";")[0]
-        return f"{went}: {_common(names).strip(' ,:')} ({measured})"
+        return f"{went}: {_common(names).strip(' ,:') or f'{len(odd)} comparisons'} ({measured})"
 
     def _beside(self, rows: Iterable[Row]) -> str:
         found = [row for row in rows if self.beside and row["text"].startswith(f"{self.paper}: {self.beside}")]
