@@ -169,8 +169,8 @@ PAPER_003 = (
     ),
     *_items(
         "scaled",
-        ("Table 1, Figure 2 (all methods), Table 4 (train and test)", "003-cifar10-regime 003-mnist 003-tuning",
-         "at the paper's ratio: four methods on CIFAR-10 at 16x16, Dirichlet 0.6, T = 60, three seeds; all ten methods on MNIST at "
+        ("Table 1, Figure 2 (all methods), Table 4 (train and test)", "003-cifar10-regime 003-mnist-regime 003-mnist 003-tuning",
+         "at the paper's ratio: four methods on CIFAR-10 at 16x16, Dirichlet 0.6, T = 60, three seeds, and three on MNIST, three splits, five seeds; all ten methods on MNIST at "
          "a tenth of the ratio, T = 100 (three of them on Dirichlet 0.3 and iid; the other seven there: not run)"),
         ("Figure 4 (norms of updates)", "003-cifar10-regime 003-mnist 003-regimes", "over rounds; means over clients and rounds"),
         ("Figures 1, 3 (loss landscapes)", "003-cifar10-regime 003-landscape landscape", "flatness over seeds; the surfaces are of 003-mnist"),
