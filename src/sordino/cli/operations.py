@@ -249,6 +249,7 @@ EXTRAS = {
     "flower": ("flwr", "a federation across machines"),
     "transformers": ("transformers", "models of Hugging Face, with peft for adapters"),
     "parquet": ("pyarrow", "data in Parquet files"),
+    "onnx": ("onnxscript", "`sordino export`, models for other programs"),
     "tensorboard": ("tensorboard", "--track tensorboard"),
     "mlflow": ("mlflow-skinny", "--track mlflow"),
     "wandb": ("wandb", "--track wandb"),

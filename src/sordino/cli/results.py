@@ -1,4 +1,4 @@
-"""Commands on finished runs: certify, explain, predict, model-card, compare, report, audit; and `sordino papers`."""
+"""Commands on finished runs: certify, explain, predict, export, model-card, compare, report, audit; and papers."""
 
 from __future__ import annotations
 
@@ -140,6 +140,22 @@ def predict(
     written = replace(bundle.Bundle.read(model).csv, **changes)
     count = bundle.predict(model, rows, out, written, tuple(keep or ()))
     output(as_json, {"rows": count, "scores": str(out)}, f"{count} rows scored: {out}")
+
+
+@app.command("export")
+def export_model(
+    model: Annotated[Path, typer.Argument(help="The folder of a run on a table, or the model that a silo received.")],
+    out: Annotated[Path, typer.Option(help="The model, a .onnx; an existing file is replaced.")],
+    own: Own = None, as_json: JsonFlag = False,
+) -> None:  # fmt: skip
+    """Write a certified model as ONNX: encoded rows to scores, with encoding and certificate as metadata."""
+    load_own_parts(own)
+    from sordino.runs import bundle
+
+    if out.suffix != ".onnx":
+        raise ConfigError(f"--out {out}", "a file whose name ends in .onnx")
+    bundle.export_onnx(model, out)
+    output(as_json, {"model": str(out)}, f"exported: {out}")
 
 
 @app.command("dpia")
