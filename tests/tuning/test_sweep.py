@@ -206,7 +206,7 @@ def test_the_winner_is_reported_on_rows_that_had_no_part_in_choosing(private: Pa
         figures.append(evaluate(task, out / "runs" / f"{number:03d}-seed{seed}")["accuracy"])
     assert told["reported"]["accuracy"] == pytest.approx(np.mean(figures))
     assert load_config(out / "best.toml").task.half is None
-    assert f"on {told['reported']['rows']}, which had no part in choosing" in (out / "table.txt").read_text()
+    assert f"on {told['reported']['rows']}, which were not used to select" in (out / "table.txt").read_text()
 
 
 def test_a_file_of_validation_rows_leaves_the_test_rows_whole(tmp_path: Path) -> None:
