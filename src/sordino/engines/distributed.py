@@ -33,7 +33,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from sordino.data.clients import Records
 from sordino.data.metrics import figures
-from sordino.dpsgd.processes import call_collective
+from sordino.dpsgd.processes import bytes_tensor, call_collective
 from sordino.engines.base import CPU, ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess, InProcessWorker, update_figures
 from sordino.engines.messages import END, Limits, Order
@@ -237,7 +237,7 @@ class Group:
     def send(self, body: bytes) -> None:
         """Send bytes from rank 0 to every rank, their length first; nothing is pickled."""
         self._together(dist.broadcast, torch.tensor([len(body)], device=self.device), src=0)
-        self._together(dist.broadcast, _bytes(body).to(self.device), src=0)
+        self._together(dist.broadcast, bytes_tensor(body).to(self.device), src=0)
 
     def receive(self, most: int) -> bytes:
         """Receive rank 0's bytes; refuse more than `most` of them before they arrive."""
@@ -266,7 +266,7 @@ class Group:
 
     def compare(self, fingerprint: bytes) -> None:
         """Refuse ranks whose fingerprints of plan, model and data differ."""
-        own = _bytes(fingerprint).to(self.device)
+        own = bytes_tensor(fingerprint).to(self.device)
         every = [torch.empty_like(own) for _ in range(self.size)]
         self._together(dist.all_gather, every, own)
         other = next((rank for rank, found in enumerate(every) if not torch.equal(found, every[0])), None)
@@ -308,10 +308,6 @@ class Group:
             self._is_first()
             reason = f"{type(error).__name__}: {error}"
             raise RankError(f"rank {self.rank} of {self.size} failed in {where} ({reason})") from error
-
-
-def _bytes(body: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(body), dtype=torch.uint8)
 
 
 @cache
