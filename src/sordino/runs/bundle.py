@@ -1,10 +1,11 @@
 """Bundle of a model that scores raw rows of a table (`sordino predict`, `export`). Written by `execute` and by silos.
 
     model.safetensors     the weights
-    bundle.json           encoding of the columns, classes, architecture, and the file format of this site
-    certificate.json      the guarantee; states the hash of model.safetensors
+    bundle.json           encoding of the columns, classes, architecture, and the .csv format of this site
+    certificate.json      the privacy guarantee, with the hash of model.safetensors
 
-A run's folder is a bundle, and so is a folder of copies of these three files. Nothing in it is read from private rows.
+A run's folder is a bundle, and so is a folder with copies of these three files. Nothing in a bundle depends on private
+rows except the released model and released histograms.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ BATCH = 65536  # rows that are scored at once
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """Encoding and architecture of a model on a table; `csv` is the file format of the bundle's site."""
+    """Encoding of a table's rows and architecture of the model; `csv` is the .csv format of the bundle's site."""
 
     encoding: Encoding
     model: Architecture
@@ -54,18 +55,18 @@ class Bundle:
 
     @classmethod
     def read(cls, folder: Path) -> Bundle:
-        """Read bundle.json of a folder; refuse a folder without one, or of another format."""
+        """Read bundle.json in a folder; refuse a folder without it, and a file of another format version."""
         try:
             table = json.loads((folder / BUNDLE).read_bytes())
         except FileNotFoundError:
-            fix = "runs on tables (dataset = csv) whose model a file names write it; score others in Python"
-            raise ConfigError(f"no {BUNDLE} in {folder}", "the folder of a run, or of a model", fix) from None
+            needed = "the folder of a run on a table (dataset = csv) whose model is in the TOML file"
+            raise ConfigError(f"no {BUNDLE} in {folder}", needed, "score other models in Python") from None
         except (OSError, ValueError) as error:
-            raise DataError(f"{folder / BUNDLE}, which cannot be read ({error})", "an intact bundle") from None
+            found = f"{folder / BUNDLE}, which cannot be read ({error})"
+            raise DataError(found, "an undamaged bundle", "copy the file again from its run") from None
         if not isinstance(table, dict) or table.get("format") != FORMAT:
-            raise ConfigError(
-                f"{folder / BUNDLE} of another format", f"format {FORMAT}", "use the sordino that wrote it"
-            )
+            fix = "use the version of sordino that wrote it"
+            raise ConfigError(f"{folder / BUNDLE} of another format", f"format {FORMAT}", fix)
         codec.load_plugins()
         found: Bundle = codec.read(cls, table, BUNDLE)
         return found
@@ -78,7 +79,8 @@ class Bundle:
         try:
             load_weights(model, safetensors.torch.load(weights))
         except (SafetensorError, RuntimeError) as error:
-            raise DataError(f"weights that do not fit the bundle ({error})", "the model of this bundle") from None
+            found = f"weights that do not fit the bundle ({error})"
+            raise DataError(found, "the weights of this bundle's model", "copy all files from the same run") from None
         return model.eval()
 
     @property
@@ -115,14 +117,13 @@ class Scorer(nn.Module):
 
 
 def checked_model(folder: Path) -> tuple[bytes, dict[str, Any]]:
-    """Return weights and certificate of a bundle; refuse weights that the certificate does not name."""
+    """Return weights and certificate of a bundle; refuse weights whose hash is not in the certificate."""
     try:
         weights, made = (folder / MODEL).read_bytes(), json.loads((folder / CERTIFICATE).read_bytes())
         wanted = str(made["model_sha256"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{folder}, which cannot be read ({error})", f"a folder with {MODEL} and {CERTIFICATE}"
-        ) from None
+        found, needed = f"{folder}, which cannot be read ({error})", f"a folder with {MODEL} and {CERTIFICATE}"
+        raise ConfigError(found, needed, "pass the folder of a finished run") from None
     if hashlib.sha256(weights).hexdigest() != wanted:
         found = f"{folder / MODEL}, whose hash is not the one in {CERTIFICATE}"
         raise DataError(found, "the model that was certified", "copy both files from the same run")
@@ -130,10 +131,11 @@ def checked_model(folder: Path) -> tuple[bytes, dict[str, Any]]:
 
 
 def predict(folder: Path, rows: Path, out: Path, written: CsvFormat | None = None, keep: tuple[str, ...] = ()) -> int:
-    """Score the raw rows of a table, with or without the target, into a .csv; return their number.
+    """Score the raw rows of a table, write the scores to the .csv file `out`, and return the number of rows.
 
-    The columns of `out`: the number of the row from 1, the columns to `keep`, the prediction, and for classes the
-    probability of each. `written` is the format of the file; by default that of the bundle's site.
+    The table may lack the target column. The columns of `out` are the row's number from 1, the columns `keep` of the
+    table, the prediction, and the probability of each class. `written` is the .csv format of the table, by default that
+    of the bundle's site.
     """
     bundle = Bundle.read(folder)
     weights, _ = checked_model(folder)
@@ -180,9 +182,7 @@ def export_onnx(folder: Path, out: Path) -> None:
 
 
 def with_released_ranges(encoding: Encoding, scales: Mapping[str, Any]) -> Encoding:
-    """Return the encoding with the ranges and imputations that were computed from released histograms
-    (prepared.json).
-    """
+    """Return the encoding with the ranges and imputations that the released histograms gave (prepared.json)."""
     columns = []
     for name, column in zip(encoding.names, encoding.columns, strict=True):
         own = scales.get(name)
