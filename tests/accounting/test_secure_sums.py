@@ -204,9 +204,9 @@ class Words(SecureGenerator):
         super().__init__(np.random.PCG64(0))
         self.given = list(given)
 
-    def integers(self, *args: Any, size: Any = None, **more: Any) -> Any:
+    def integers(self, low: Any, *args: Any, size: Any = None, dtype: Any = np.int64, **more: Any) -> Any:
         if not self.given:
-            return super().integers(*args, size=size, **more)
+            return np.random.default_rng(0).integers(low, size=size, dtype=dtype)
         found = np.array([self.given.pop(0) for _ in range(size or 1)], dtype=np.uint64)
         return found if size else found[0]
 
@@ -276,8 +276,8 @@ def test_a_certificate_without_the_distance_would_be_noticed(monkeypatch: pytest
     monkeypatch.setattr(secure_sums, "FINEST", 0)
     monkeypatch.setattr(secure_sums, "COARSEST", 0)
     ratio = SHARES.share.std / 8  # 11.5: in steps of 8
-    assert rounding_distance(4, ratio) > 1e-5
-    assert certificate(summed(), facts(1))["epsilon"] is None
+    assert rounding_distance(4, ratio) > 1e-9
+    assert certificate(summed(), facts(10))["epsilon"] is None
     monkeypatch.setattr(secure_sums, "rounding_distance", lambda members, ratio: 1e-10)
     billed = certificate(summed(), facts(10))
     assert billed["epsilon"] > without["epsilon"]

@@ -38,13 +38,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     counts, cost = participation(plan, facts), run_cost(plan, facts)
     check_counts(plan, facts, counts, cost)
     summed, near = _secure_sum(plan, facts, counts)
-    lines = {
-        who: {
-            **headline(cost.of(who), facts.delta, facts.deltas, 0.0 if who == "messages" else near),
-            **summary(cost.of(who)),
-        }
-        for who in ADVERSARIES
-    }
+    lines = {who: _guarantee(who, cost.of(who), facts, near) for who in ADVERSARIES}
     behind = Together.of(cost, facts.delta, facts.earlier)
     main, others = lines["models"], sorted({*codec.foreign(plan), *facts.foreign})
     reads = plan.local.reads
@@ -110,6 +104,11 @@ def _loop(plan: Plan, facts: Facts) -> dict[str, Any] | None:
         "loss": {"reduction": facts.loop.reduction, "check": facts.loop.check},
         "kept_apart": {"how": facts.loop.kept_apart, "looks": facts.loop.looks},
     }
+
+
+def _guarantee(who: Adversary, lines: tuple[Line, ...], facts: Facts, near: float) -> dict[str, Any]:
+    """Return one adversary's guarantee; only those who see sums see something at a distance from the events."""
+    return {**headline(lines, facts.delta, facts.deltas, 0.0 if who == "messages" else near), **summary(lines)}
 
 
 def _secure_sum(plan: Plan, facts: Facts, counts: Participation) -> tuple[dict[str, Any] | None, float]:
