@@ -140,7 +140,7 @@ def make_private(
     _check_labels(model, loader.dataset)
     check_collate(loader)
     if _chosen_by_memory(memory, max_physical_batch_size):
-        held, raw = _held(optimizer, shards), transform is None
+        held, raw = _parameters_of(optimizer, shards), transform is None
         max_physical_batch_size = _physical_size(model, held, loader, memory, raw, owners is not None)
     delta = checked_delta(delta, size, allow_large_delta, "records" if owners is None else "users")
     chosen = batches(loader.batch_size or 0, size, strategy)
