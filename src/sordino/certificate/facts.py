@@ -151,6 +151,7 @@ class Facts:
     earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
     in_memory: bool = False  # no charge was on disk before its noise was drawn
     own_code: OwnCode | None = None  # of model and loss; None: not examined, as where no round has run
+    sum_length: int = 0  # coordinates of a message in secure sums between machines; 0: there were none
     user_rows: int = 0  # the most rows of one user of a table, where all rows of one user are one record
 
     @property
