@@ -224,6 +224,11 @@ def hides_values(cls: type[T]) -> type[T]:
     return cls
 
 
+def hides(cls: type[Any]) -> bool:
+    """Return whether a class is decorated by `hides_values`."""
+    return vars(cls).get("__repr__") is short_repr
+
+
 def short_repr(value: Any) -> str:
     """Return the repr Type(field=description, ...) without data, of at most `LONGEST` characters.
 
@@ -253,4 +258,4 @@ def described(item: Any) -> str:
         return f"{len(item)} bytes"
     if isinstance(item, Mapping | list | tuple | set | frozenset):
         return f"{type(item).__name__} of {len(item)}"
-    return repr(item) if vars(type(item)).get("__repr__") is short_repr else type(item).__name__
+    return repr(item) if hides(type(item)) else type(item).__name__

@@ -162,7 +162,7 @@ def _check_count(name: str, value: int) -> None:
 def _check_cohort_size(population: int, cohort: int) -> None:
     _check_count("population", population)
     found = f"a cohort of {cohort} out of {population}"
-    require(1 <= cohort <= population, "sampling", found, "1 <= cohort <= population")
+    require(1 <= cohort <= population, "sampling", found, "1 <= cohort <= population", "change cohort")
 
 
 def _scaled_count(count: int, share: float) -> int:
