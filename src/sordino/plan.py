@@ -257,7 +257,7 @@ class Plan(_Cache):
 
     @property
     def keeps_client_state(self) -> bool:
-        """Whether clients keep a state between their rounds."""
+        """Whether clients store a state between their rounds, as in SCAFFOLD."""
         return bool(self.local.client_state(torch.zeros(1)))
 
     @property
@@ -302,7 +302,7 @@ class Plan(_Cache):
         self, participation: Participation | None = None, only: int | None = None, *,
         local: LocalSolver | None = None, release: Release | None = None,
     ) -> Cost:  # fmt: skip
-        """Return the privacy cost with another local solver or release; calibration tries noise multipliers by it."""
+        """Return the privacy cost of this plan with another local solver or release; calibration calls it."""
         if self.release.correlated:
             self.check_fitted()
         local, release = local or self.local, release or self.release

@@ -57,7 +57,7 @@ class Seeded:
 
 
 class SecureGenerator(np.random.Generator):
-    """Random generator for release: Laplace noise drawn from it has no gaps, and correlated noise stays float64."""
+    """Random generator for release, by whose type mechanisms choose gap-free sampling and float64 noise state."""
 
 
 def is_secure(rng: np.random.Generator) -> bool:

@@ -312,7 +312,7 @@ def evaluate(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -
 
 
 def sums_of(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -> Tensor:
-    """Return the sums over test records that metrics are computed from; sums of two halves add up."""
+    """Return the sums over test records that metrics are computed from, to which batches contribute additively."""
     return evaluation_sums(model, _batches(model, test, batch), losses)
 
 

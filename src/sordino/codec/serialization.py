@@ -284,7 +284,9 @@ ELSEWHERE = {  # names in Opacus, Flower, pfl and TensorFlow Privacy, and what S
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """Return a suggestion for an unknown word: our word for another library's, the nearest known word, or all."""
+    """Return a suggestion for an unknown name: what Sordino calls another library's name, or the nearest known name.
+
+    If no known name is near, all are listed."""
     ours = next((name for name in ELSEWHERE.get(word, ()) if name in known), None)
     if ours is not None:
         return f"{word} is called {ours} here"

@@ -43,7 +43,7 @@ EXAMPLE = "see 'sordino recipes show dp_fed_ls'"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Configuration of a run, as its TOML file states it."""
+    """Configuration of a run, in the sections of its TOML file."""
 
     task: TaskSpec = field(default_factory=TaskSpec)
     plan: Plan
@@ -84,7 +84,8 @@ class Config:
         names, population, federation = self.task.silos, self.plan.clients.population, self.federation
         if federation is not None and self.task.features is not None:
             fix = "let each silo compute its features itself, and set [federation] inputs to their number"
-            raise ConfigError("[task.features] and [federation]", "silos whose records are the features", fix)
+            found = "both [task.features] and [federation] in one file"
+            raise ConfigError(found, "silos whose records are already features", fix)
         if names and len(names) != population:
             found = f"{len(names)} names of silos in a plan for {population} silos"
             raise ConfigError(found, "a name for every silo", "change [task] silos, or the plan's population")

@@ -283,7 +283,7 @@ class HoldoutPart:
         return np.sort(order[:cut] if self.part == "validation" else order[cut:]).astype(np.int64)
 
     def of(self, task: Task) -> Task:
-        """Return the task with the rows of this part as its test rows."""
+        """Return the task with only this part of its public test rows as test rows."""
         test, groups = task.test, task.groups
         if test is None:
             fix = "name them in [task] options: test = ..., or public_test_fraction = 0.2"
@@ -298,7 +298,7 @@ class HoldoutPart:
 
     @property
     def words(self) -> str:
-        """Description of the part for a certificate."""
+        """Description of this part of the test rows, for the certificate."""
         return f"the {self.part} part, share {self.share:g}, public seed {self.seed}"
 
 

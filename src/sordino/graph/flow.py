@@ -55,7 +55,7 @@ class Reason(str):
 
 @dataclass
 class Layout:
-    """Record axes of each node's result, by node name, and of the inputs of `watched` layers; None: no records.
+    """Record axes of the results of a graph's nodes, by node name, and of the inputs of `watched` layers.
 
     For every call of a watched layer, `layers` holds the record axis and the first dimension's size of each input.
     """
@@ -123,7 +123,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def rows(self, tensor: Tensor) -> Rows | None:
         """Return the record axis of a tensor; None for public tensors."""
         if id(tensor) in self.unknown:
-            raise MixesError("a second output of an operation, for which there is no rule")
+            raise MixesError("a second output of an operation that is checked for its first output only")
         found = self.held.get(id(tensor))
         return None if found is None else found[1]
 

@@ -117,7 +117,7 @@ def same(call: Call) -> Rows:
 
 
 def view(call: Call) -> Rows:
-    """Rule of views, which keep the row-major order: entry e belongs to record (e // stride) mod b before and after."""
+    """Rule of `view` and `reshape`, which keep the row-major order, so that the record axis is found by its stride."""
     rows, after = call.own(), call.output.shape
     stride = rows.inner * prod(call.tensor().shape[rows.dim + 1 :])
     for dim in range(len(after)):  # in which the record index lies whole
@@ -134,7 +134,7 @@ def permute(call: Call) -> Rows:
 
 
 def transpose(call: Call) -> Rows:
-    """Rule of `transpose` of two dimensions, and of `t` of a matrix."""
+    """Rule of `transpose` and `t`, which exchange two dimensions."""
     rows, width = call.own(), call.tensor().dim()
     if "dim0" not in call.arguments and width != 2:
         return rows
@@ -148,7 +148,7 @@ def unsqueeze(call: Call) -> Rows:
 
 
 def squeeze(call: Call) -> Rows:
-    """Rule of `squeeze` of given dimensions; without them a batch of one record would lose its record axis."""
+    """Rule of `squeeze`, which must name dimensions: else a batch of one record would lose its record axis."""
     rows, shape, dims = call.own(), call.tensor().shape, call.dims()
     if call.arguments.get("dim") is None:
         raise call.mixes("without a dimension, which changes a batch of one record", certain=False)

@@ -87,7 +87,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         return total + noise.view_as(total), dict(memory)
 
     def event(self) -> Event:
-        """Return the event of one client in one round: noise multiplier / largest column norm of C."""
+        """Return the privacy event of one client in one round, of sensitivity `strategy.max_column_norm`."""
         return GaussianNoise(self.mechanism.noise_multiplier / self.strategy.max_column_norm)
 
     def run_events(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
@@ -99,9 +99,9 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
     def repeated_event(self, allowed: Patterns) -> Event:
         """Return the event of a round t that is run again with fresh noise z: one more release of (C X)_t + z.
 
-        A client that takes part in the rounds s changes that row by at most sum_s |C_ts|. If its rounds are at least
-        `bands` apart, this is one entry of C, so at most the largest column norm; otherwise it is at most the
-        sensitivity of all rows together.
+        C is the strategy's matrix, and X has the rounds' sums as rows. A client that takes part in the rounds s changes
+        (C X)_t by at most sum_s |C_ts|. If its rounds are at least `bands` apart, this is one entry of C, at most the
+        largest column norm; otherwise it is at most the sensitivity of all rows together.
         """
         bands = self.strategy.bands
         if bands is not None and bands <= allowed.min_separation:

@@ -118,7 +118,7 @@ class Adaptive(Schedule, kind="adaptive"):
         return self.start
 
     def join(self, rows: Tensor, inside: Tensor) -> Tensor:
-        """Return messages [m, d + 1]: the clipped rows [m, d] of the unit ball, with the bit b of each appended."""
+        """Return messages [m, d + 1]: clipped updates [m, d], each with a bit whether it was within the clip norm."""
         bits = torch.where(inside, self.share, -self.share).to(rows.dtype) * (1.0 - SLACK)
         return torch.cat([rows * self.update_norm, bits[:, None]], dim=1)
 
@@ -128,7 +128,7 @@ class Adaptive(Schedule, kind="adaptive"):
         return math.sqrt(1 - self.share**2)
 
     def bits(self, norms: Tensor, clip_norm: float) -> Tensor:
-        """Return the bits b of records with these norms [m]: 1 below, -1 above the clip norm, 0 if not finite.
+        """Return the clip bits b of records with these norms [m]: 1 below, -1 above the clip norm, 0 if not finite.
 
         Within `RAMP` of the clip norm b falls linearly, because one record more in a batch changes how norms are
         rounded, and would otherwise switch bits of norms near the clip norm.
@@ -138,7 +138,7 @@ class Adaptive(Schedule, kind="adaptive"):
 
     @property
     def rounding(self) -> float:
-        """Largest change of a message per relative change of its x: sqrt(1 - share^2 + (share / RAMP)^2)."""
+        """Largest change of a message per relative change of its gradient: sqrt(1 - share^2 + (share / RAMP)^2)."""
         return math.hypot(self.update_norm, self.share / RAMP)
 
     def next(self, mean: Tensor, clip_norm: float) -> float:
@@ -316,7 +316,9 @@ class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
         return self._per_tensor(mean, known.layout, smooth_cycle)
 
     def decoded_noise_std(self, known: Noised) -> NoiseStd:
-        """Return sqrt(h^2 * nu^2) for impulse response h and noise nu before smoothing; * is circular convolution."""
+        """Return the noise's standard deviation after smoothing, sqrt(h^2 * nu^2).
+
+        h is the impulse response of the smoothing, nu the standard deviation before it, and * circular convolution."""
         return self._per_tensor(known.each().square(), known.layout, _smoothed_variances).sqrt()
 
     def _per_tensor(self, vector: Tensor, layout: Layout, of_cycle: Callable[[Tensor, float], Tensor]) -> Tensor:

@@ -329,7 +329,7 @@ class Histogram(Preparation, kind="histogram"):
         return float(np.diff(self.cumulated(total)) @ middles)
 
     def span(self, total: Values, levels: tuple[float, float]) -> tuple[float, float]:
-        """Return two quantiles as shares of the range; if they coincide, the edges of their bin."""
+        """Return two quantiles of a noised histogram as shares of the range, or their bin's edges if they coincide."""
         low, high = (self.quantile(total, level) for level in levels)
         place = min(int(np.searchsorted(self.edges, low, side="right")), self.bins)
         return (low, high) if high > low + 1e-9 else (float(self.edges[place - 1]), float(self.edges[place]))
@@ -370,7 +370,7 @@ class Moment(Preparation, kind="moment"):
         return np.asarray(self.clipped(own).sum(0).numpy())
 
     def clipped(self, vectors: Tensor) -> Tensor:
-        """Return vectors [n, size] divided by max(C, norm), so that norms are at most 1; infinite ones become 0."""
+        """Return vectors [n, size] divided by max(clip_norm, norm), of norm at most 1; infinite ones become 0."""
         norms = vectors.norm(dim=1, keepdim=True)
         safe: Tensor = vectors / norms.clamp_min(self.clip_norm) * INSIDE
         return safe.where(norms.isfinite(), safe.new_zeros(()))

@@ -105,7 +105,7 @@ class RecordSampler(Part):
         return None
 
     def public_law(self, silo: int, size: int) -> SamplingLaw:
-        """Return the law of public batches of `size` records: how often, and how far apart, one record is read."""
+        """Return the `SamplingLaw` of public batches: how often, and at which distance, one record is read at most."""
         most, apart = partial(self.max_participations, silo=silo), self.min_separation(silo)
         return SamplingLaw(self.size(silo), size=size, secret=False, max_participations=most, min_separation=apart)
 
@@ -118,7 +118,7 @@ class RecordSampler(Part):
         return step
 
     def max_participations(self, steps: int, silo: int) -> int:
-        """Return how many of the first `steps` steps read one record at most."""
+        """Return the largest number of times that one record is read in the first `steps` steps."""
         return self.epoch(steps - 1, silo) + 1 if steps > 0 else 0
 
     def min_separation(self, silo: int) -> int | None:
@@ -132,7 +132,7 @@ class RecordSampler(Part):
         return None
 
     def max_repeated_reads(self, steps: int, silo: int) -> int:
-        """Return how many of any `steps` consecutive steps read one record at most; running them again costs that."""
+        """Return the largest number of times that one record is read in `steps` consecutive steps, run once again."""
         return steps
 
     def max_rounds(self) -> int | None:

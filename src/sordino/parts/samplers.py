@@ -468,10 +468,11 @@ def _cohort_cache(sampler: MinSeparation) -> tuple[Cohort, list[Cohort]]:
 
 @dataclass(frozen=True)
 class CyclicPoisson(_RandomCohorts, kind="cyclic_poisson"):
-    """Cyclic Poisson sampling (BandMF): round t draws each client i with i mod `groups` = t mod `groups` at `rate`.
+    """Cyclic Poisson sampling (BandMF): `groups` of clients take turns, and each client of a group is drawn at `rate`.
 
-    Guarantee: add/remove one client. A client's rounds are at least `groups` apart, so T rounds cost ceil(T / groups)
-    amplified releases, also under correlated noise of at most `groups` bands (Choquette-Choo 2023).
+    Client i is in group i mod `groups`. Guarantee: add/remove one client; its rounds are at least `groups` apart, so T
+    rounds cost ceil(T / groups) amplified releases, also under correlated noise of at most `groups` bands
+    (Choquette-Choo 2023).
     """
 
     population: int
@@ -539,7 +540,7 @@ class CyclicPoisson(_RandomCohorts, kind="cyclic_poisson"):
 
 @dataclass(frozen=True)
 class RandomAllocation(_RandomCohorts, kind="random_allocation"):
-    """Random allocation: every pass of `bins` rounds has each client in exactly one of its rounds, a secret one.
+    """Random allocation: in every pass of `bins` rounds each client takes part in exactly one secret random round.
 
     The round is drawn uniformly for each client, independently of other clients, and anew for every pass. So every
     client takes part once a pass, as with a shuffled order, and cohorts have population / bins clients on average.
@@ -579,7 +580,7 @@ class RandomAllocation(_RandomCohorts, kind="random_allocation"):
         return events.Allocated(self.bins, event)
 
     def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
-        """Return the number of passes, counting one more for each repeated round, which began another (`PassDraws`)."""
+        """Return the number of passes, plus one for each repeated round, at which another pass begins."""
         return -(-rounds // self.bins) + len(repeated)
 
     def max_participations(self, rounds: int) -> int:
@@ -631,7 +632,7 @@ class PassDraws:
         return self.clients.draw(t, secure_generator(sum(part << 62 * k for k, part in enumerate(self.key)) % 2**128))
 
     def key_after(self, t: int) -> tuple[int, ...] | None:
-        """Return the key that round t + 1 needs; None if that round begins another pass."""
+        """Return the secret key of the current pass, for the checkpoint after round t; None if the pass has ended."""
         return None if (t + 1) % self.clients.pass_rounds == 0 else self.key
 
 

@@ -334,12 +334,12 @@ class Accelerated(ServerOptimizer, kind="accelerated"):
         return {"params": params.clone(), "prox": params.clone(), "count": count, **center}
 
     def rates(self, memory: Memory) -> tuple[float, float, float]:
-        """Return alpha_r, eta_r and m of the next round, as the class defines them."""
+        """Return the AC-SA parameters alpha_r and eta_r of the next round r, and the strong convexity m."""
         r = int(memory["count"]) + 1
         return 2.0 / (r + 1), 4.0 * self.v / (r * (r + 1)), self.mu + self.weight_decay
 
     def query(self, memory: Memory) -> Tensor:
-        """Return md_r, the point between ag and w at which clients compute gradients."""
+        """Return the model at which clients compute gradients: md, between the AC-SA sequences ag and w."""
         alpha, eta, m = self.rates(memory)
         share = alpha * ((1 - alpha) * m + eta) / (eta + (1 - alpha**2) * m)
         return torch.lerp(memory["params"], memory["prox"], share)

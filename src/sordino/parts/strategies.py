@@ -47,14 +47,16 @@ class Strategy(Part):
 
     @abstractmethod
     def noise_matrix(self, rounds: int) -> Floats:
-        """Return C^-1 [rounds, rounds], whose row t has the weights of the rows of Z in the noise of round t."""
+        """Return the inverse C^-1 [rounds, rounds] of the strategy's matrix: row t weighs the independent noise draws.
+
+        The noise of round t is the sum of all draws with these weights."""
 
     def sensitivity(self, allowed: Patterns) -> float:
-        """Return an upper bound on the L2 change of C X when one client changes."""
+        """Return an upper bound on the L2 sensitivity of C X to one client, for strategy C and rows X of sums."""
         return _sensitivity(self, allowed)
 
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
-        """Return the noise variance of every round's model, for Z of variance 1.
+        """Return the noise variance of every round's model, for independent noise draws of variance 1.
 
         `work` is the first column of the server's workload matrix; by default a model is the sum of all updates."""
         workload = sensitivity.dense(np.ones(rounds) if work is None else work, rounds)
@@ -62,11 +64,11 @@ class Strategy(Part):
 
     @property
     def max_column_norm(self) -> float:
-        """Largest norm of a column of C, which is the sensitivity of C X to a client in one round."""
+        """Largest norm of a column of the strategy's matrix, which is the sensitivity to a client in one round."""
         return _sensitivity(self, Patterns(LONG, 1))
 
     def noise_std(self, t: int) -> float:
-        """Return the standard deviation of the noise of round t for Z of variance 1: the norm of row t of C^-1."""
+        """Return the standard deviation of the noise of round t, for independent noise draws of variance 1."""
         return float(np.linalg.norm(self.noise_matrix(t + 1)[t]))
 
     @abstractmethod
@@ -93,7 +95,7 @@ class Strategy(Part):
 
     @property
     def bands(self) -> int | None:
-        """Number of bands of C, at which distance columns do not overlap; None if all columns overlap."""
+        """Number of bands of the strategy's matrix, at which distance columns do not overlap; None if all overlap."""
         return None
 
 
@@ -112,7 +114,7 @@ class Toeplitz(Strategy):
 
     @abstractmethod
     def column(self, rounds: int) -> Floats:
-        """Return the first column of C, c_0 = 1, c_1, ...: at most `rounds` entries, without zeros at the end."""
+        """Return the first column c_0 = 1, c_1, ... of the strategy's matrix: up to `rounds` entries, no zeros last."""
 
     def sensitivity(self, allowed: Patterns) -> float:
         return sensitivity.toeplitz_sensitivity(self.column(allowed.rounds), allowed)
@@ -121,7 +123,7 @@ class Toeplitz(Strategy):
         return matrix.errors(self.column(rounds), rounds, work)
 
     def inverse(self, rounds: int) -> Floats:
-        """Return the first column of C^-1."""
+        """Return the first column of C^-1, the inverse of the strategy's matrix."""
         return matrix.inverse(self.column(rounds), rounds)
 
     def noise_matrix(self, rounds: int) -> Floats:
@@ -300,7 +302,7 @@ class _Banded(Toeplitz):
         return self.width
 
     def scale(self, t: int) -> float:
-        """Return the factor by which the noise n_t of the recursion is multiplied in round t."""
+        """Return the factor by which the recursively computed noise of round t is multiplied."""
         return 1.0
 
     def row(self, t: int) -> Floats:
@@ -416,7 +418,7 @@ class Banded(_Banded, kind="banded"):
         return matrix.columns(np.asarray(self.coefficients), drift, rounds, self.ends)
 
     def sensitivity(self, allowed: Patterns) -> float:
-        """Return sqrt(k) ||c|| for k rounds of one client if bands do not overlap, also of a run that ends early."""
+        """Return the L2 sensitivity: sqrt(k) ||coefficients|| for k rounds of one client if bands do not overlap."""
         if not self.ends:
             return super().sensitivity(allowed)
         if len(self.coefficients) <= allowed.min_separation:
