@@ -106,7 +106,7 @@ class Policy:
         the check of the user code that runs on this silo's records. With `persons` each of these records holds all rows
         of one person.
         """
-        unit: Protected = "person" if persons and plan.unit == "record" else plan.unit
+        unit: Protected = "user" if persons and plan.unit == "record" else plan.unit
         asked = (
             (self._expiry() >= (today or date.today()), f"the policy has expired on {self.expires}"),
             (not self.plans or plan.hash in self.plans, f"the plan {plan.hash[:12]} is not among those allowed"),
