@@ -109,8 +109,9 @@ class Gaussian(_Scaled, kind="gaussian"):
         return rng.standard_normal(size) * self.noise_multiplier
 
     def sample_rounded(self, row: Floats, step: float, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return rint((row + noise) / step) for a step that is a power of two; for release without an error in its
-        law.
+        """Return the noised row in units of `step`, a power of two, rounded to integers: rint((row + noise) / step).
+
+        For release its distribution has no floating-point error (`rounded_gaussian`).
         """
         if is_secure(rng):
             return rounded_gaussian(row / step, self.noise_multiplier / step, rng)
@@ -171,7 +172,7 @@ NDTRI = 1e-12  # bound on the absolute and relative error of scipy's ndtri, whic
 
 
 def rounded_gaussian(centre: Floats, scale: float, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return rint(centre + scale Z), Z standard normal: integers whose law has no floating-point error, and no gaps.
+    """Return rint(centre + scale Z), Z standard normal: integers whose distribution has no floating-point error.
 
     Z = +-Phi^-1(U), U uniform in (0, 1/2), of which 63 bits are drawn. This fixes centre + scale Z up to `unsure`, by
     dPhi^-1(u) <= sqrt(pi / 2) du / u. Where an edge between two integers is within `unsure` (about one draw in 10^11),
@@ -193,9 +194,9 @@ def rounded_gaussian(centre: Floats, scale: float, rng: np.random.Generator) -> 
 
 @dataclass
 class _Uniform:
-    """Uniform number in (0, 1/2) whose bits are drawn as they are needed: so far it is `first` 2^-bits or just above.
+    """Uniform number U in (0, 1/2) whose bits are drawn when needed; the bits drawn so far say U is near first 2^-bits.
 
-    Comparisons are exact: p = Phi(x) is computed by mpmath with twice as many bits as are compared.
+    Comparisons are exact: Phi(x) is computed by mpmath with twice as many bits as are compared.
     """
 
     first: int

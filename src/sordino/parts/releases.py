@@ -434,7 +434,7 @@ class NoiseShares(_WithVoidRounds, kind="noise_shares"):
         return self.share
 
     def sum_grid(self, clients: Sampler, records: RecordSampler | None) -> SumGrid:
-        """Return the grid and words of secure sums; at record level a message is a sum over a batch of records."""
+        """Return the fixed-point grid of secure sums, for the largest norm that a message may have."""
         most = 1.0
         if records is not None:
             laws = [(records.law(silo), records.size(silo)) for silo in range(len(records.sizes))]
