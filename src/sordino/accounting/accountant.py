@@ -64,6 +64,23 @@ def epsilon(entries: Entries, relation: Relation, delta: float) -> Epsilon:
     return replace(first, rdp=second)
 
 
+def epsilon_near(entries: Entries, relation: Relation, delta: float, distance: float) -> Epsilon:
+    """Return epsilon of releases within total variation `distance` of those that the entries describe.
+
+    P <= P' + distance and Q' <= Q + distance, so delta(e) <= delta'(e) + (1 + exp(e)) distance: this share of delta is
+    set aside for an e slightly above the epsilon without it, which is proved if the rest suffices for e.
+    """
+    if not distance:
+        return epsilon(entries, relation, delta)
+    most = 1.01 * epsilon(entries, relation, delta).value + 0.1
+    aside = (1.0 + math.exp(min(most, 700.0))) * distance
+    left = math.nextafter(delta - aside * (1 + 1e-9), -1.0)
+    if most > 700.0 or left <= 0:
+        return Epsilon(math.inf, "none")
+    found = epsilon(entries, relation, left)
+    return found if found.value <= most else Epsilon(math.inf, "none")
+
+
 def bound(
     entries: Entries, relation: Relation, delta: float, grid: float | None = None, rough: bool = False
 ) -> Epsilon:

@@ -9,7 +9,7 @@ from typing import Literal
 from sordino.accounting.events import Event
 
 Unit = Literal["client", "record"]
-Protected = Literal["client", "record", "person"]  # of a guarantee: a person is a record of all rows of one person
+Protected = Literal["client", "record", "user"]  # of a guarantee: all records of one user count as one record
 Norm = Literal[1, 2]
 
 

@@ -14,6 +14,7 @@ from sordino.accounting.profiles import by_participations, summary
 from sordino.accounting.rounding import upward
 from sordino.certificate.assumptions import assumptions_of_run, not_covered, statement
 from sordino.certificate.facts import Facts, Together, check_counts, participation, run_cost
+from sordino.parts.releases import NoiseShares
 from sordino.rng import Mode
 from sordino.version import __version__
 
@@ -36,7 +37,8 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     """Build the certificate of a run, as a dictionary for JSON."""
     counts, cost = participation(plan, facts), run_cost(plan, facts)
     check_counts(plan, facts, counts, cost)
-    lines = {who: {**headline(cost.of(who), facts.delta, facts.deltas), **summary(cost.of(who))} for who in ADVERSARIES}
+    summed, near = _secure_sum(plan, facts, counts)
+    lines = {who: _guarantee(who, cost.of(who), facts, near) for who in ADVERSARIES}
     behind = Together.of(cost, facts.delta, facts.earlier)
     main, others = lines["models"], sorted({*codec.foreign(plan), *facts.foreign})
     reads = plan.local.reads
@@ -59,6 +61,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "prepared": _preparations(plan),
         "server": codec.dump(plan.server),
         "noise": {"mode": facts.noise, "note": NOISE_NOTES[facts.noise]},
+        "secure_sum": summed,
         "statement": statement(plan, facts, counts, cost),
         "counts": _counts(plan, facts, counts),
         "silos": list(facts.names),
@@ -101,32 +104,63 @@ def _loop(plan: Plan, facts: Facts) -> dict[str, Any] | None:
     }
 
 
-def headline(lines: tuple[Line, ...], delta: float, deltas: tuple[float, ...] = ()) -> dict[str, Any]:
+def _guarantee(who: Adversary, lines: tuple[Line, ...], facts: Facts, near: float) -> dict[str, Any]:
+    """Return one adversary's guarantee; only those who see sums see something at a distance from the events."""
+    return {**headline(lines, facts.delta, facts.deltas, 0.0 if who == "messages" else near), **summary(lines)}
+
+
+def _secure_sum(plan: Plan, facts: Facts, counts: Participation) -> tuple[dict[str, Any] | None, float]:
+    """Return the certificate's entry on a secure sum between machines, and the sum's distance from Gaussian noise."""
+    release = plan.release
+    if not facts.sum_length or not isinstance(release, NoiseShares):
+        return None, 0.0
+    grid = release.sum_grid(plan.clients, plan.local.reads)
+    distance = grid.distance(facts.sum_length, counts.releases)
+    entry = {
+        "step": grid.step,
+        "share_std_in_steps": grid.ratio,
+        "word_bits": grid.bits,
+        "members_at_most": grid.members,
+        "coordinates": facts.sum_length,
+        "releases": counts.releases,
+        "rounding": grid.rounding,
+        "wrapping": grid.wrapping,
+        "distance": distance,
+    }
+    return entry, distance
+
+
+def headline(
+    lines: tuple[Line, ...], delta: float, deltas: tuple[float, ...] = (), distance: float = 0.0
+) -> dict[str, Any]:
     """Return one adversary's guarantee over all silos: the largest epsilon, the largest delta, and an entry per silo.
 
     Neighbouring data sets differ in one silo only, so silos compose in parallel: epsilons are not added.
     """
     if len(lines) == 1 and not deltas:
-        return line_entry(lines[0], delta)
+        return line_entry(lines[0], delta, distance)
     found = []
     for line in lines:
         by_delta: dict[float, list[int]] = {} if deltas else {delta: list(line.silos)}
         for silo in (line.silos or range(len(deltas))) if deltas else ():
             by_delta.setdefault(deltas[silo], []).append(silo)
-        found += [{"silos": silos, **line_entry(line, own)} for own, silos in by_delta.items()]
+        found += [{"silos": silos, **line_entry(line, own, distance)} for own, silos in by_delta.items()]
     worst = max(found, key=lambda entry: math.inf if entry["epsilon"] is None else entry["epsilon"])
     rest = {key: value for key, value in worst.items() if key != "silos"}
     return {**rest, "delta": max(entry["delta"] for entry in found), "silos": found}
 
 
 @lru_cache(maxsize=256)
-def _proved(line: Line, delta: float) -> accountant.Epsilon:
-    return accountant.epsilon(line.entries, line.relation, delta)
+def _proved(line: Line, delta: float, distance: float) -> accountant.Epsilon:
+    return accountant.epsilon_near(line.entries, line.relation, delta, distance)
 
 
-def line_entry(line: Line, delta: float) -> dict[str, Any]:
-    """Return the certificate's entry on one adversary: relation, epsilon, delta, accounting method and events."""
-    spent = _proved(replace(line, adversary="models", silos=()), delta)
+def line_entry(line: Line, delta: float, distance: float = 0.0) -> dict[str, Any]:
+    """Return the certificate's entry on one adversary: relation, epsilon, delta, accounting method and events.
+
+    `distance` is that of the releases from the events, in total variation.
+    """
+    spent = _proved(replace(line, adversary="models", silos=()), delta, distance)
     return {
         "relation": line.relation,
         "epsilon": upward(spent.value),

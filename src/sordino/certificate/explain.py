@@ -18,7 +18,9 @@ CHANGE = {
 PROTECTED = {
     "client": "everything that one client",
     "record": "what any single record of a silo",
-    "person": "everything that one person, by all rows of one silo,",
+    "user": "everything that one user, by all rows of one silo,",
+    "loop": "what any single record",
+    "user of a loop": "everything that one user, by all records,",
 }
 NOTHING = "Nothing is protected: no adversary is promised anything."
 REPLAYED = " {} {} charged again, but every silo sent its stored message again: no new release."
@@ -26,8 +28,9 @@ SO_FAR = " The steps taken so far cost epsilon {}, if the decision to stop did n
 ALL = {
     "client": "all the data of one client",
     "record": "one record of one silo",
-    "person": "all rows of one person in one silo",
+    "user": "all rows of one user in one silo",
     "loop": "one record",
+    "user of a loop": "all records of one user",
 }
 WHO: dict[Adversary, str] = {
     "models": "Someone who sees every model that was released, and nothing else",
@@ -53,8 +56,10 @@ def ceilings(plan: Plan, facts: Facts) -> dict[Adversary, Ceiling]:
 
 def explain(certificate: dict[str, Any], reach: dict[Adversary, Ceiling]) -> dict[str, Any]:
     """Return the sentences that explain a certificate, by topic; `reach` has the bounds of `ceilings`."""
-    unit = certificate["unit"] if certificate["loop"] is None else "loop"
-    promised, when = PROTECTED.get(unit, "what any single record"), "steps" if unit == "loop" else "rounds"
+    unit = certificate["unit"]
+    if certificate["loop"] is not None:
+        unit = "user of a loop" if unit == "user" else "loop"
+    promised, when = PROTECTED[unit], "rounds" if certificate["loop"] is None else "steps"
     protected = f"What is protected is {promised} contributed to the training, in all {when}."
     own, lines = certificate["own_code"], certificate["adversaries"]
     examined = "The code that ran on private records was not examined."
@@ -100,7 +105,7 @@ def _promises(certificate: dict[str, Any]) -> bool:
 
 
 def _strength(line: dict[str, Any], reach: Ceiling, unit: str) -> str:
-    known = LOOP if unit == "loop" else WHO
+    known = LOOP if unit in ("loop", "user of a loop") else WHO
     who = known[line["adversary"]].format(holder="client" if unit == "client" else "silo")
     if line["epsilon"] is None:
         return f"{who}: nothing is guaranteed."

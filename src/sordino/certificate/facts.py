@@ -64,6 +64,7 @@ class Loop:
     check: str
     kept_apart: str
     looks: int  # passes in which a record alone was compared with the record in a batch
+    users: bool = False  # all records of one user are clipped together, and drawn together
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class Facts:
     earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
     in_memory: bool = False  # no charge was on disk before its noise was drawn
     own_code: OwnCode | None = None  # of model and loss; None: not examined, as where no round has run
-    person: int = 0  # the most rows of one person, where all rows of one person are one record
+    user_rows: int = 0  # the most rows of one user of a table, where all rows of one user are one record
 
     @property
     def released(self) -> int:
@@ -196,10 +197,10 @@ def _rounds(plan: Plan, facts: Facts) -> Participation:
 def run_cost(plan: Plan, facts: Facts) -> Cost:
     """Return the cost of a run, including the private selection if the run is the best of several trials.
 
-    If all rows of a person are one record, the cost of one record is the cost of one person.
+    If all rows of a user are one record, clipped together, the cost of one record is the cost of one user.
     """
     cost = cost_of_best(plan.cost(participation(plan, facts)), facts.selection)
-    return replace(cost, unit="person") if facts.person else cost
+    return replace(cost, unit="user") if facts.user_rows or (facts.loop is not None and facts.loop.users) else cost
 
 
 def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> None:

@@ -144,7 +144,7 @@ class Config:
         """Entries of a certificate that come from this file, beside the plan, delta and noise."""
         known: dict[str, Any] = {"deltas": self.deltas, "names": self.task.silos, "filtered": self.privacy.limited}
         person = self.task.person if "person" in self.task.options else None
-        known |= {} if person is None else {"person": person.rows}
+        known |= {} if person is None else {"user_rows": person.rows}
         given = {"given": self.task.model.certificate_entry} if isinstance(self.task.model, InMemoryModel) else {}
         return {**known, **given, "foreign": self.foreign, "selection": self.privacy.selected}
 

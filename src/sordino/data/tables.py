@@ -45,6 +45,8 @@ from sordino.data.records import (
 from sordino.errors import ConfigError, DataError, brief_repr
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from sordino.parts.mechanisms import Histogram
 
 Paths = str | Path
@@ -402,7 +404,7 @@ class Encoding:
         numbers = rows.numbers(self.target, words=words)
         return numbers if own.range is None else to_unit(numbers, *own.range)
 
-    def unscaled(self, values: Array) -> Array:
+    def unscaled(self, values: Tensor) -> Tensor:
         """Return predicted numbers in the unit of the target column."""
         low, high = self.target_column.range or (-1.0, 1.0)
         return low + (values + 1) * (high - low) / 2

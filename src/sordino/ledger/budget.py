@@ -252,7 +252,7 @@ class SiloCost:
                 items = tuple(item for t in range(rounds) for item in self.job(t))
             else:
                 items = tuple(Item(event, count) for event, count in self._line(rounds).entries if count)
-        unit: Protected = "person" if self.persons and self.plan.unit == "record" else self.plan.unit
+        unit: Protected = "user" if self.persons and self.plan.unit == "record" else self.plan.unit
         return Request(unit, line.relation, items, self.plan.hash)
 
     def job(self, t: int) -> tuple[Item, ...]:

@@ -107,7 +107,7 @@ class Policy:
         `silo` is this silo's index in the plan, `model` the hash of the run's model, and `own_code` the result of the
         check of the user code that runs on this silo's records. With `persons`, each record has all rows of one person.
         """
-        unit: Protected = "person" if persons and plan.unit == "record" else plan.unit
+        unit: Protected = "user" if persons and plan.unit == "record" else plan.unit
         asked = (
             (self._expiry() >= (today or date.today()), f"the policy has expired on {self.expires}"),
             (not self.plans or plan.hash in self.plans, f"the plan {plan.hash[:12]} is not among those allowed"),

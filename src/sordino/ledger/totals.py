@@ -94,6 +94,15 @@ class Limit:
             return f"neighbours differ by {relation}, and the limit is for {self.relation}"
         return None
 
+    @property
+    def proved_at(self) -> float:
+        """The delta at which charges are composed: the next float below the limit's.
+
+        The gap (1e-21 at delta 1e-5) is for secure sums, whose rounding moves their law by less than 1e-40 per round
+        from the Gaussian noise that is charged (`accounting.secure_sums`).
+        """
+        return max(0.0, math.nextafter(self.delta, -1.0))
+
     def beyond(self, held: Total) -> float | None:
         """Return the epsilon of all charges if it is above the limit, else None; infinity if an event has no bound.
 
@@ -101,10 +110,10 @@ class Limit:
         """
         try:
             for entries in filter(None, records(held)):
-                cheap = accountant.bound(entries, self.relation, self.delta, rough=True).value <= self.epsilon
-                if cheap or accountant.bound(entries, self.relation, self.delta).value <= self.epsilon:
+                cheap = accountant.bound(entries, self.relation, self.proved_at, rough=True).value <= self.epsilon
+                if cheap or accountant.bound(entries, self.relation, self.proved_at).value <= self.epsilon:
                     continue
-                proved = accountant.epsilon(entries, self.relation, self.delta).value
+                proved = accountant.epsilon(entries, self.relation, self.proved_at).value
                 if not proved <= self.epsilon:
                     return proved
         except PlanError:
@@ -114,8 +123,8 @@ class Limit:
     def epsilon_of(self, held: Total) -> float:
         """Return the largest epsilon over all records, at the limit's delta; infinity if there is no guarantee."""
         try:
-            proved = (accountant.epsilon(entries, self.relation, self.delta) for entries in records(held) if entries)
-            return max((bound.value for bound in proved), default=0.0)
+            charged = filter(None, records(held))
+            return max((accountant.epsilon(each, self.relation, self.proved_at).value for each in charged), default=0.0)
         except PlanError:
             return math.inf
 

@@ -108,6 +108,14 @@ class Gaussian(_Scaled, kind="gaussian"):
     def sample(self, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
         return rng.standard_normal(size) * self.noise_multiplier
 
+    def sample_rounded(self, row: Floats, step: float, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Return rint((row + noise) / step) for a step that is a power of two; for release without an error in its
+        law.
+        """
+        if is_secure(rng):
+            return rounded_gaussian(row / step, self.noise_multiplier / step, rng)
+        return np.rint((row + self.sample(len(row), rng)) / step).astype(np.int64)
+
 
 @dataclass(frozen=True)
 class Laplace(_Scaled, kind="laplace"):
@@ -157,6 +165,63 @@ def secure_exponential(size: int, rng: np.random.Generator) -> NDArray[np.float6
         halvings[still_zero] += zeros
         still_zero = still_zero[zeros == 64]
     return np.asarray(halvings * math.log(2) - np.log1p(-0.5 * rng.random(size)), dtype=np.float64)
+
+
+NDTRI = 1e-12  # bound on the absolute and relative error of scipy's ndtri, which states 1e-15; tests compare it
+
+
+def rounded_gaussian(centre: Floats, scale: float, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return rint(centre + scale Z), Z standard normal: integers whose law has no floating-point error, and no gaps.
+
+    Z = +-Phi^-1(U), U uniform in (0, 1/2), of which 63 bits are drawn. This fixes centre + scale Z up to `unsure`, by
+    dPhi^-1(u) <= sqrt(pi / 2) du / u. Where an edge between two integers is within `unsure` (about one draw in 10^11),
+    U is compared with Phi at that edge by `_Uniform`, to as many bits as this takes.
+    """
+    from scipy.special import ndtri
+
+    words = rng.integers(2**64, size=len(centre), dtype=np.uint64)
+    first, scales = words & np.uint64(2**63 - 1), np.where(words >> np.uint64(63), -scale, scale)
+    middle = first.astype(np.float64) + 0.5
+    tail = ndtri(middle * 2.0**-64)
+    value = centre + scales * tail
+    near = np.rint(value)
+    unsure = scale * (NDTRI * (1.0 - tail) + 0.7 / middle) + 2.0**-50 * (np.abs(value) + np.abs(centre))
+    for i in np.flatnonzero((0.5 - np.abs(value - near) <= unsure) | (middle < 8)):
+        near[i] = _Uniform(int(first[i]), rng).cell(float(centre[i]), float(scales[i]), int(near[i]))
+    return near.astype(np.int64)
+
+
+@dataclass
+class _Uniform:
+    """Uniform number in (0, 1/2) whose bits are drawn as they are needed: so far it is `first` 2^-bits or just above.
+
+    Comparisons are exact: p = Phi(x) is computed by mpmath with twice as many bits as are compared.
+    """
+
+    first: int
+    rng: np.random.Generator
+    bits: int = 64
+
+    def is_below(self, edge: float, centre: float, scale: float) -> bool:
+        """Return whether U < Phi((edge - centre) / scale)."""
+        import mpmath
+
+        while True:
+            with mpmath.workprec(2 * self.bits + 64):
+                p = mpmath.ncdf((mpmath.mpf(edge) - centre) / scale) * mpmath.mpf(2) ** self.bits
+                if abs(p - self.first - 0.5) > 0.5 + mpmath.mpf(2) ** -32:
+                    return bool(p > self.first)
+            self.first = (self.first << 64) + int(self.rng.integers(2**64, dtype=np.uint64))
+            self.bits += 64
+
+    def cell(self, centre: float, scale: float, near: int) -> int:
+        """Return rint(centre + scale Phi^-1(U)), searched from `near`; a negative scale stands for -Phi^-1(U)."""
+        up = scale > 0  # then the value is below an edge if and only if U is below Phi at that edge
+        while self.is_below(near - 0.5, centre, scale) == up:
+            near -= 1
+        while self.is_below(near + 0.5, centre, scale) != up:
+            near += 1
+        return near
 
 
 class Distribution(Protocol):

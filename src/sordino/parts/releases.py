@@ -20,6 +20,7 @@ import numpy as np
 
 from sordino.accounting.bounds import AlreadyPrivate, Bound
 from sordino.accounting.events import Event, GaussianNoise, Relation, Shuffled, Unprotected
+from sordino.accounting.secure_sums import SumGrid
 from sordino.codec import Part
 from sordino.codec.boundary import number, of_type, returns, tensor, tensors
 from sordino.errors import PlanError
@@ -447,6 +448,14 @@ class NoiseShares(_WithVoidRounds, kind="noise_shares"):
 
     def mechanism_of(self, client: int) -> Gaussian:
         return self.share
+
+    def sum_grid(self, clients: Sampler, records: RecordSampler | None) -> SumGrid:
+        """Return the grid and words of secure sums; at record level a message is a sum over a batch of records."""
+        most = 1.0
+        if records is not None:
+            laws = [(records.law(silo), records.size(silo)) for silo in range(len(records.sizes))]
+            most = 1.001 * max(size if law is None or law.size is None else law.size for law, size in laws)
+        return SumGrid(self.share.std, clients.size or clients.population, most)
 
     def hides_cohort(self, clients: Sampler) -> bool:
         return clients.size == self.at_least  # else the variance of the noise reveals the cohort size

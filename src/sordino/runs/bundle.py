@@ -1,4 +1,4 @@
-"""Bundle of a model that scores raw rows of a table. Written by `execute` and by silos, read by `sordino predict`.
+"""Bundle of a model that scores raw rows of a table (`sordino predict`, `export`). Written by `execute` and by silos.
 
     model.safetensors     the weights
     bundle.json           encoding of the columns, classes, architecture, and the .csv format of this site
@@ -13,6 +13,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import logging
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,20 +83,37 @@ class Bundle:
             raise DataError(found, "the weights of this bundle's model", "copy all files from the same run") from None
         return model.eval()
 
-    def outputs(self, model: nn.Module, x: Array) -> Tensor:
-        """Return the outputs [n, classes or 1] of a model for rows [n, width]."""
-        rows = torch.from_numpy(x.astype(np.float32))
-        with torch.no_grad():
-            if self.encoding.person is not None and self.encoding.person.rows > 1:
-                parts = [model(part[:, None])[:, 0] for part in torch.split(rows, BATCH)]
-            else:
-                parts = [model(part) for part in torch.split(rows, BATCH)]
-        return torch.cat(parts)
-
     @property
     def classes(self) -> list[str]:
         """Names of the classes; empty if a real number is predicted."""
         return list(self.encoding.words) or [str(one) for one in range(self.encoding.classes or 0)]
+
+
+class Scorer(nn.Module):
+    """Model of a bundle, followed by the map from its outputs to scores, in float64.
+
+    For rows [n, width] the scores are probabilities [n, classes], or numbers [n, 1] in the unit of the target column.
+    """
+
+    def __init__(self, bundle: Bundle, model: nn.Module) -> None:
+        super().__init__()
+        self.bundle, self.model = bundle, model
+
+    def forward(self, rows: Tensor) -> Tensor:
+        encoding = self.bundle.encoding
+        grouped = encoding.person is not None and encoding.person.rows > 1  # the model reads [n, rows, width]
+        outputs = (self.model(rows[:, None])[:, 0] if grouped else self.model(rows)).double()
+        if not self.bundle.classes:
+            return encoding.unscaled(outputs)
+        if outputs.shape[-1] > 1:
+            return torch.softmax(outputs, -1)
+        share = torch.sigmoid(outputs)
+        return torch.cat([1 - share, share], 1)
+
+    def scores(self, x: Array) -> Tensor:
+        """Return the scores of rows [n, width], computed in pieces of `BATCH` rows."""
+        with torch.no_grad():
+            return torch.cat([self(part) for part in torch.split(torch.from_numpy(x.astype(np.float32)), BATCH)])
 
 
 def checked_model(folder: Path) -> tuple[bytes, dict[str, Any]]:
@@ -122,14 +141,12 @@ def predict(folder: Path, rows: Path, out: Path, written: CsvFormat | None = Non
     weights, _ = checked_model(folder)
     table = read_table(rows, written or bundle.csv)
     check_columns(bundle.encoding, table, keep)
-    outputs = bundle.outputs(bundle.load(weights), bundle.encoding.features(table))
+    values = Scorer(bundle, bundle.load(weights)).scores(bundle.encoding.features(table))
     if bundle.classes:
-        shares = torch.softmax(outputs.double(), -1) if outputs.shape[-1] > 1 else _two_class_probabilities(outputs)
-        found = [bundle.classes[place] for place in shares.argmax(-1).tolist()]
-        scores = [[f"{share:.6g}" for share in line] for line in shares.tolist()]
+        found = [bundle.classes[place] for place in values.argmax(-1).tolist()]
+        scores = [[f"{share:.6g}" for share in line] for line in values.tolist()]
     else:
-        numbers = bundle.encoding.unscaled(outputs.double().numpy()[:, 0])
-        found, scores = [f"{value:.6g}" for value in numbers.tolist()], [[] for _ in range(len(numbers))]
+        found, scores = [f"{value:.6g}" for value in values[:, 0].tolist()], [[] for _ in range(len(values))]
     held = [table.column(name) for name in keep]
     with open(out, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -139,9 +156,29 @@ def predict(folder: Path, rows: Path, out: Path, written: CsvFormat | None = Non
     return len(found)
 
 
-def _two_class_probabilities(outputs: Tensor) -> Tensor:
-    share = torch.sigmoid(outputs.double()[:, :1])
-    return torch.cat([1 - share, share], 1)
+def export_onnx(folder: Path, out: Path) -> None:
+    """Write the certified model of a bundle as ONNX: `features` [n, width] to `scores`, which are those of `Scorer`.
+
+    The metadata of the file has the encoding of the columns, the classes, and the whole certificate.
+    """
+    bundle = Bundle.read(folder)
+    weights, made = checked_model(folder)
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise ConfigError("no package onnxscript", "onnx and onnxscript", "pip install 'sordino[onnx]'") from None
+    example, free = torch.zeros(2, bundle.encoding.width), {0: torch.export.Dim("rows")}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # notes on packages that this graph does not need
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch, about its own code
+        program = torch.onnx.export(
+            Scorer(bundle, bundle.load(weights)).eval(), (example,), input_names=["features"], output_names=["scores"],
+            dynamic_shapes=(free,), dynamo=True, verbose=False,
+        )  # fmt: skip
+    assert program is not None
+    facts = {"encoding": codec.dump(bundle.encoding), "classes": bundle.classes, "certificate": made}
+    program.model.metadata_props.update({name: json.dumps(fact) for name, fact in facts.items()})
+    durable_files.write(out, program.model_proto.SerializeToString())
 
 
 def with_released_ranges(encoding: Encoding, scales: Mapping[str, Any]) -> Encoding:

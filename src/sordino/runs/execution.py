@@ -138,7 +138,7 @@ def earlier_runs(task: Task) -> lineage.Runs:
 def attach_lineage(model: nn.Module, config: Config, before: lineage.Runs) -> None:
     """Attach the earlier runs and this run's planned cost to a model, so that they are saved with it."""
     plan = config.plan
-    cost = replace(plan.forecast, unit="person") if "person" in config.facts else plan.forecast
+    cost = replace(plan.forecast, unit="user") if "user_rows" in config.facts else plan.forecast
     planned = EarlierRun.of_cost(cost, config.delta, f"plan {plan.hash[:16]}", lineage.IN_FILE)
     lineage.attach_lineage(model, (*before, planned), lineage.lineage_note(planned, before))
 

@@ -153,6 +153,7 @@ class RunFolder:
             early="" if stop is None or last in (None, config.plan.rounds) else stop.words,
             in_memory=any(line.get("kept") == MEMORY for line in ran),
             own_code=OwnCode.of_headers(ran),
+            sum_length=max((int(line.get("sum_length", 0)) for line in ran), default=0),
         )
         found = facts_of_charges(config.plan, held.log.rounds, held.cohorts, known, settled)
         return replace(found, ledger=admission.read_statement(self.path, config, found))
