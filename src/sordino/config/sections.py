@@ -223,7 +223,7 @@ class FederationSpec:
     number; default: 2), unless [task.options] declares the columns of a table. `test` names a file of public rows, if
     there is one: an .npz with x and y, or a table. `simulated`: all silos' rows are those of [task], on this machine.
     `keys` pins every silo's public node key (an OpenSSH line, ECDSA): answers, and members of a secure sum, signed by
-    another key are refused.
+    another key are refused. `project` is a name for people, in the silos' ledgers and logs.
     """
 
     silos: tuple[str, ...]
@@ -236,8 +236,12 @@ class FederationSpec:
     tries: int = 3
     port: int = 8000
     keys: dict[str, str] = field(default_factory=dict)
+    project: str = ""
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w .,:-]{0,80}", self.project):
+            needed = "at most 80 letters, digits, spaces and . , : - _"
+            raise ConfigError(f"[federation] project = {self.project[:90]!r}", needed)
         wrong = next((name for name in self.silos if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name)), None)
         if wrong is not None:
             raise ConfigError(f"silo {wrong!r} in [federation]", "a name of at most 64 letters, digits, - and _")
