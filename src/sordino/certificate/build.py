@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from sordino import codec
 from sordino.accounting import accountant
 from sordino.accounting.composition import ADVERSARIES, Adversary, Line, Participation, has_curator
+from sordino.accounting.events import Event
 from sordino.accounting.profiles import by_participations, summary
 from sordino.accounting.rounding import upward
 from sordino.certificate.assumptions import assumptions_of_run, not_covered, statement
 from sordino.certificate.facts import Facts, Together, check_counts, participation, run_cost
+from sordino.errors import CertificateError
 from sordino.parts.releases import NoiseShares
 from sordino.rng import Mode
 from sordino.version import __version__
@@ -171,6 +174,24 @@ def line_entry(line: Line, delta: float, distance: float = 0.0) -> dict[str, Any
         "events": [{"count": count, "event": codec.dump(event)} for event, count in line.entries],
         **({"by_participations": by_count} if (by_count := by_participations(line, delta)) else {}),
     }
+
+
+def check_epsilons(made: Mapping[str, Any]) -> None:
+    """Raise `CertificateError` unless every epsilon of a certificate follows from its events, relation and delta."""
+    near = 0.0 if made["secure_sum"] is None else float(made["secure_sum"]["distance"])
+    for line in made["adversaries"]:
+        distance = 0.0 if line["adversary"] == "messages" else near
+        for entry in (line, *line.get("silos", ())):
+            entries = tuple((codec.read(Event, one["event"], "event"), one["count"]) for one in entry["events"])
+            found = _proved(Line("models", entry["relation"], entries), entry["delta"], distance).value
+            field = f"epsilon of the adversary {line['adversary']!r}"
+            if upward(found) != entry["epsilon"] and (entry is not line or "silos" not in line):
+                said = f"{field} is {entry['epsilon']}, but its events give {upward(found)}"
+                raise CertificateError(field, said)
+    first = made["adversaries"][0]
+    for name in ("epsilon", "delta", "relation"):
+        if made[name] != first[name]:
+            raise CertificateError(name, f"{name} is {made[name]!r}, but {first[name]!r} for the first adversary")
 
 
 def denominator(plan: Plan) -> float | str:

@@ -117,22 +117,55 @@ def _read_key(file: Path) -> bytes:
 
 
 def sign(target: Path, key: Ed25519PrivateKey) -> None:
-    """Write certificate.sig beside certificate.json in a folder, or NAME.sig beside a file NAME.json."""
+    """Add a signature to certificate.sig beside certificate.json in a folder, or to NAME.sig beside a file NAME.json.
+
+    One line for each signer: the signature and the public key, both in base64. Lines that do not sign the certificate
+    as it is now are dropped.
+    """
     file = _signed(target)
-    durable_files.write(file.with_suffix(".sig"), base64.b64encode(key.sign(durable_files.read(file))) + b"\n")
+    data, public, path = durable_files.read(file), key.public_key(), file.with_suffix(".sig")
+    line = f"{_base64(key.sign(data))} {_base64(public.public_bytes_raw())}"
+    others = [one for one in _lines(path) if one.split()[1:] != line.split()[1:] and _own_key_signs(one, data)]
+    durable_files.write(path, "".join(f"{one}\n" for one in (*others, line)).encode())
 
 
-def check_signature(target: Path, key: Ed25519PublicKey) -> None:
-    """Raise `CertificateError` unless the signature file is this key's signature of the certificate's bytes."""
+def check_signature(target: Path, key: Ed25519PublicKey) -> int:
+    """Return the number of signatures if one of them is this key's of the certificate's bytes; else refuse."""
+    file = _signed(target)
+    path, data = file.with_suffix(".sig"), durable_files.read(file)
+    lines = durable_files.read(path).decode("utf-8", "replace").splitlines()
+    if not any(_signs(line.split(), data, key) for line in lines):
+        said = "this key's signature" if len(lines) < 2 else f"a signature of this key, among its {len(lines)}"
+        raise CertificateError(path.name, f"{path.name} is not {said} of {file.name}")
+    return len(lines)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _lines(path: Path) -> list[str]:
+    return durable_files.read(path).decode("utf-8", "replace").splitlines() if path.exists() else []
+
+
+def _signs(words: list[str], data: bytes, key: Ed25519PublicKey) -> bool:
+    """Return whether the first word is this key's signature of `data`."""
     from cryptography.exceptions import InvalidSignature
 
-    file = _signed(target)
-    name = file.with_suffix(".sig").name
-    try:
-        key.verify(base64.b64decode(durable_files.read(file.with_suffix(".sig"))), durable_files.read(file))
-    except (InvalidSignature, ValueError):
-        what = f"{name} is not this key's signature of {file.name}"
-        raise CertificateError(name, f"{what}; fix: pass the signer's public key, or restore both files") from None
+    with suppress(InvalidSignature, ValueError):
+        key.verify(base64.b64decode(words[0] if words else ""), data)
+        return True
+    return False
+
+
+def _own_key_signs(line: str, data: bytes) -> bool:
+    """Return whether a line's signature of `data` is by the key that the line names; lines without one are dropped."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    with suppress(ValueError):
+        words = line.split()
+        return len(words) == 2 and _signs(words, data, Ed25519PublicKey.from_public_bytes(base64.b64decode(words[1])))
+    return False
 
 
 def _signed(target: Path) -> Path:

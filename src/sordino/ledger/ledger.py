@@ -120,8 +120,9 @@ class Ledger:
                 self._append(totals.LimitEntry(name, limit, _now()))
 
     def admit(
-        self, run: str, name: str, asked: Request, *, whole: bool, jobs: int = 0, chain: str = "", released: int = 0
-    ) -> None:
+        self, run: str, name: str, asked: Request, *, whole: bool, jobs: int = 0, chain: str = "", released: int = 0,
+        project: str = "",
+    ) -> None:  # fmt: skip
         """Admit a run, or refuse it if its request and all earlier charges together exceed the data set's limit.
 
         With `whole` the request is charged now and covers the first message of `jobs` jobs; without `whole`, nothing is
@@ -137,7 +138,7 @@ class Ledger:
                 fix = "use that data set, or another name for the run"
                 raise ConfigError(found, "the data set to which this run was first charged", fix)
             now, count = (asked.items, jobs) if whole else ((), 0)
-            line = RunEntry(name, run, asked.unit, asked.relation, now, count, asked.plan, _now(), chain)
+            line = RunEntry(name, run, asked.unit, asked.relation, now, count, asked.plan, _now(), chain, project)
             line, known = account.merged(line), run in account.runs
             self._check_alone(run, len(account.runs[run].released) if known else 0, released)
             if known and whole and line is account.runs[run].line:

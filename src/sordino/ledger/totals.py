@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -227,6 +228,7 @@ class RunEntry:
     plan: str  # hash of the plan that the run was admitted with
     at: str
     chain: str = ""  # head of the run folder's charge log at admission; empty: the run has no charge log
+    project: str = ""  # name that the federation's file gives, for readers of the ledger; nothing depends on it
 
 
 @dataclass(frozen=True)
@@ -368,3 +370,15 @@ def take(accounts: dict[str, Account], entry: Entry) -> None:
         case RestoreEntry():
             for account in accounts.values():
                 account.restored = entry
+
+
+def running_epsilons(history: Sequence[Entry]) -> list[float | None]:
+    """Return, for each line of one data set, epsilon of all charges up to it; None where the line changes nothing."""
+    accounts: dict[str, Account] = {}
+    found: list[float | None] = []
+    for entry in history:
+        take(accounts, entry)
+        charges = isinstance(entry, RunEntry | JobEntry) and bool(entry.items)
+        account = accounts.get(entry.dataset)
+        found.append(account.limit.epsilon_of(account.charged) if charges and account is not None else None)
+    return found
