@@ -211,7 +211,7 @@ class RemoteWorker(Worker):
             return sentence
         why = {**heard.refused, **heard.wrong}
         self._log_refusals(heard.refused)
-        return f"{said}: {len(heard.reported)} did{self.in_words(why)}"
+        return f"{sentence}: {len(heard.reported)} did{self.in_words(why)}"
 
     def in_words(self, why: Mapping[int, str]) -> str:
         """Return the reasons of all clients that did not report, by name."""
