@@ -174,8 +174,8 @@ def epsilon(
         rounds = rounds if passes is None else passes * bins
         population = bins if population is None and delta is not None else population
     elif bins is not None or passes is not None:
-        found, fix = f"--bins or --passes with --sampler {sampler}", "remove them, or use --sampler allocation"
-        raise ConfigError(found, "--bins and --passes with --sampler allocation only", fix)
+        given, fix = f"--bins or --passes with --sampler {sampler}", "remove them, or use --sampler allocation"
+        raise ConfigError(given, "--bins and --passes with --sampler allocation only", fix)
     if population is None:
         raise ConfigError("no --population", "the number of clients", "add --population 1000")
     for option, value in (("population", population), ("rounds", rounds)):

@@ -299,8 +299,8 @@ class Ledger:
     def _account_of(self, run: str) -> Account:
         found = self._find(run)
         if found is None:
-            found = f"the run {brief_repr(run)}, which is not in the ledger {self.path}"
-            raise ConfigError(found, "a run that was admitted to this ledger", "correct the name of the run")
+            unknown = f"the run {brief_repr(run)}, which is not in the ledger {self.path}"
+            raise ConfigError(unknown, "a run that was admitted to this ledger", "correct the name of the run")
         return found
 
     def _run_of(self, job: str) -> str | None:
