@@ -95,7 +95,7 @@ def test_a_row_is_chosen_run_kept_and_computed_again(
     problem = Problem(SMALL.data, SMALL.features, None if clients is None else Iid(clients))
     row = Row("digits-small", "Digits", problem, 4.0, "stand-in")
     monkeypatch.setitem(board_choosing.STAND_INS, "stand-in", Problem("digits", SMALL.features, problem.partition, 300))
-    monkeypatch.setitem(board_choosing.GRIDS, "stand-in", ((4.0,), (5,), (0.01, 30.0), (0,)))
+    monkeypatch.setitem(board_choosing.GRIDS, "stand-in", {4.0: ((5,), (0.01, 30.0))})
     monkeypatch.setitem(board_rows.BY_ID, row.id, row)
     monkeypatch.setattr(board_rows, "ROWS", (row,))
     with pytest.raises(ConfigError, match="sordino board choose stand-in"):

@@ -50,18 +50,18 @@ STAND_INS = {
     "loans-record": Problem("dear_loans", TABLE, held=2_000),
     "loans-1000": Problem("dear_loans", TABLE, Iid(1000), held=2_000),
 }
-GRIDS: dict[str, tuple[tuple[float, ...], tuple[int, ...], tuple[float, ...], tuple[int, ...]]] = {
-    # epsilons, steps (rounds), step sizes, channels with a private mean and scale
-    "fashion-scattering": ((1.0, 3.0), (150,), (60, 120, 240), (0,)),
-    "mnist-scattering": ((3.0,), (150,), (60, 120, 240), (0,)),
-    "fashion-539-clients": ((1.0, 2.0, 8.0), (4, 8, 16), (20, 40, 80), (0,)),
-    "mnist-105-writers": ((8.0,), (4, 8, 16), (20, 40, 80), (0,)),
-    "fashion-624": ((1.0, 2.0, 8.0), (75, 150), (15, 30, 60, 120), (0,)),
-    "fashion-624-clients": ((1.0, 2.0, 8.0), (4, 8, 16), (20, 40, 80), (0,)),
-    "adult-record": ((1.0,), (75, 150), (2, 5, 15, 50, 150, 500), (0,)),
-    "adult-1000": ((1.0,), (4, 8, 16), (5, 15, 50, 150), (0,)),
-    "loans-record": ((1.0,), (75, 150), (2, 5, 15, 50, 150, 500), (0,)),
-    "loans-1000": ((1.0,), (4, 8, 16), (5, 15, 50, 150), (0,)),
+Grid = tuple[tuple[int, ...], tuple[float, ...]]  # steps (rounds), step sizes
+GRIDS: dict[str, dict[float, Grid]] = {
+    "fashion-scattering": {1.0: ((100,), (50, 100, 200)), 3.0: ((100,), (100, 200, 400))},
+    "mnist-scattering": {3.0: ((100,), (100, 200, 400))},
+    "fashion-539-clients": {1.0: ((3, 6), (30, 60)), 2.0: ((5, 10), (30, 60)), 8.0: ((14, 28), (30, 60))},
+    "mnist-105-writers": {8.0: ((4, 8), (30, 60))},
+    "fashion-624": {1.0: ((75,), (15, 30, 60)), 2.0: ((75,), (30, 60, 120)), 8.0: ((75, 150), (60, 120, 240))},
+    "fashion-624-clients": {1.0: ((3, 6), (30, 60)), 2.0: ((5, 10), (30, 60)), 8.0: ((14, 28), (30, 60))},
+    "adult-record": {1.0: ((75, 150), (5, 15, 50, 150, 500))},
+    "adult-1000": {1.0: ((4, 8, 16, 32), (15, 50, 150, 500))},
+    "loans-record": {1.0: ((75, 150), (5, 15, 50, 150, 500))},
+    "loans-1000": {1.0: ((4, 8, 16, 32), (15, 50, 150, 500))},
 }
 
 
@@ -84,9 +84,8 @@ def settings(stand_in: str, epsilon: float, folder: Path = KEPT) -> Settings:
 
 def candidates(stand_in: str) -> Iterator[tuple[float, Settings]]:
     """Every epsilon with every setting of the grid."""
-    epsilons, steps, sizes, channels = GRIDS[stand_in]
-    for epsilon in epsilons:
-        yield from ((epsilon, Settings(t, s, channels=c)) for c in channels for t in steps for s in sizes)
+    for epsilon, (steps, sizes) in GRIDS[stand_in].items():
+        yield from ((epsilon, Settings(t, s)) for t in steps for s in sizes)
 
 
 def choose(stand_in: str, folder: Path = KEPT) -> Iterator[str]:

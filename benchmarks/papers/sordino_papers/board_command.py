@@ -101,6 +101,29 @@ def show(results: Results = KEPT, as_json: JsonFlag = False) -> None:
 
 
 @app.command()
+def best(results: Results = KEPT, as_json: JsonFlag = False) -> None:
+    """Compare the rule of recipes.best with its defaults on three tasks that are nowhere on the board."""
+    from sordino_papers import board_best
+
+    found = board_best.compare(results)
+    print(json.dumps(found) if as_json else "\n".join("  ".join(row) for row in board_best.rows(found)))
+
+
+@app.command()
+def export(
+    row: RowId,
+    to: Annotated[Path, typer.Option(help="A new folder; features of private rows are private.")],
+    results: Results = KEPT,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a kept row's features and settings for the same head by another library (benchmarks/board/peers.py)."""
+    from sordino_papers import board_rows
+
+    board_rows.export(board_rows.found_row(row), to, results)
+    print(json.dumps({"written": str(to)}) if as_json else f"written: {to}")
+
+
+@app.command()
 def page(
     results: Results = KEPT,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("docs/board.md"),

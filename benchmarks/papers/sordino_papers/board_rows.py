@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
 import sordino as so
 from sordino.data.records import Dirichlet, Iid, Natural
 from sordino.errors import ConfigError
+from sordino.rng import Seeded
 from sordino_papers import kept
 from sordino_papers.board import Problem, Published, Row, Run, interval, run, without_privacy
 from sordino_papers.board_choosing import CLOTHES, DIGITS, KEPT, TABLE, key, settings, stored
@@ -139,3 +143,24 @@ def check(row: Row, folder: Path = KEPT) -> tuple[float, float]:
     again = run(row.problem, row.epsilon, type(settings(row.stand_in, row.epsilon, folder))(**known["settings"]), 0,
                 noise="simulation")  # fmt: skip
     return float(known["repeatable"]), round(again.accuracy, 3)
+
+
+def export(row: Row, out: Path, folder: Path = KEPT) -> None:
+    """Write features, clients and settings of a kept row for benchmarks/board/peers.py; they are private data."""
+    known = results(folder).get(row.id)
+    if known is None:
+        raise ConfigError(f"no kept result of {row.id}", "a row that has run", f"sordino board run {row.id}")
+    out.mkdir(mode=0o700, parents=True)
+    data, facts = row.problem.dataset(), ("features", "classes", "delta")
+    for name in ("x", "y", "test_x", "test_y"):
+        np.save(out / f"{name}.npy", getattr(data, name))
+    given = {"row": row.id, **known["settings"], **{name: known[name] for name in facts}}
+    if row.problem.partition is None:
+        plan = json.loads(certificate_path(row.id, folder).read_text("utf-8"))["plan"]
+        given["batch"] = plan["local"]["records"]["batch"]
+    else:
+        plan = tomllib.loads((certificate_path(row.id, folder) / "plan.toml").read_text("utf-8"))["plan"]
+        split = row.problem.partition.split(data.y, data.groups, Seeded(0).at(0, "partition"))
+        given |= {"index": split.index.tolist(), "offsets": split.offsets.tolist()}
+    given["noise_multiplier"] = plan["release"]["mechanism"]["noise_multiplier"]
+    (out / "settings.json").write_text(json.dumps(given) + "\n", encoding="utf-8")
