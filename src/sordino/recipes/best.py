@@ -65,8 +65,8 @@ def best(
     if head_size is not None:
         few, size = head_rule(population, epsilon, head_size, delta)
         _LOG.info(
-            f"best: head of {head_size:,} weights on public features: everybody in each of {few} rounds, step {size:g}, "
-            "independent noise; sampling and correlated noise pay where rounds are many, and these are few"
+            f"best: a head of {head_size:,} weights on public features, so everybody in each of {few} rounds, "
+            f"step {size:g}, independent noise (rule of clients, epsilon and weights: head_rule)"
         )
         return head(population=population, epsilon=epsilon, delta=delta, rounds=few, step=size, prepare=prepare)
     work = {"lr": lr, "clip_norm": clip_norm, "step": step, "window": window, "epochs": epochs, "batch": batch}
@@ -147,9 +147,8 @@ def head_rule(population: int, epsilon: float, size: int, delta: float | None = 
     r = population * mu / sqrt(size), mu the Gaussian parameter of (epsilon, delta): so r alone limits the length.
     """
     if not (population >= 1 and size >= 1 and 0 < epsilon < math.inf):
-        found = (
-            f"population = {brief_repr(population)}, head_size = {brief_repr(size)}, epsilon = {brief_repr(epsilon)}"
-        )
+        numbers = {"population": population, "head_size": size, "epsilon": epsilon}
+        found = ", ".join(f"{name} = {brief_repr(value)}" for name, value in numbers.items())
         raise PlanError("calibration", found, "positive numbers")
     mu = calibration.mu_of_epsilon(epsilon, default_delta(population) if delta is None else delta)
     ratio = population * mu / math.sqrt(size)
