@@ -134,8 +134,8 @@ def _crossing(over: Callable[[int], float], n: int, low: int, high: int) -> int:
 
 
 def _clt_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float | None:
-    """Estimate the noise multiplier by the central limit theorem; None if an event has no estimate of mu."""
-    wanted, low, high = _mu_of_epsilon(epsilon, delta), math.log(_LEAST), math.log(_MOST)
+    """Estimate the noise multiplier by the central limit theorem; None if an event has no estimate."""
+    wanted, low, high = mu_of_epsilon(epsilon, delta), math.log(_LEAST), math.log(_MOST)
     for _ in range(24):
         middle = (low + high) / 2
         mu = _clt_mu(line_of(math.exp(middle)))
@@ -146,8 +146,8 @@ def _clt_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: flo
 
 
 def _clt_count(line_of: Callable[[int], Line], epsilon: float, delta: float, least: int, most: int) -> int:
-    """Estimate the largest count by the central limit theorem; `least` if an event has no estimate of mu."""
-    wanted, low, high = _mu_of_epsilon(epsilon, delta), least, 2 * least
+    """Estimate the largest count by the central limit theorem; `least` if an event has no estimate."""
+    wanted, low, high = mu_of_epsilon(epsilon, delta), least, 2 * least
     while high <= most and (_clt_mu(line_of(high)) or math.inf) <= wanted:
         low, high = high, 2 * high
     high = min(high, most + 1)
@@ -157,7 +157,8 @@ def _clt_count(line_of: Callable[[int], Line], epsilon: float, delta: float, lea
     return low
 
 
-def _mu_of_epsilon(epsilon: float, delta: float) -> float:
+def mu_of_epsilon(epsilon: float, delta: float) -> float:
+    """Return mu of the Gaussian release that costs exactly (epsilon, delta)."""
     low, high = 1e-9, 1e3
     for _ in range(50):
         middle = math.sqrt(low * high)

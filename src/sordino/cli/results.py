@@ -1,4 +1,4 @@
-"""Commands on finished runs: certify, explain, predict, export, model-card, compare, report, audit; and papers."""
+"""Commands on finished runs: certify, explain, predict, model-card, compare, report, audit; and `papers`, `board`."""
 
 from __future__ import annotations
 
@@ -329,14 +329,23 @@ def audit(
 
 
 try:
+    from sordino_papers.board_command import app as board
     from sordino_papers.command import app as papers  # a package of its own: benchmarks/papers
 except ModuleNotFoundError:
-    papers = typer.Typer(help="The papers' tables, ours beside theirs.", invoke_without_command=True)
 
-    @papers.callback()
-    def _no_papers() -> None:
-        fix = "pip install ./benchmarks/papers in a checkout of Sordino"
-        raise ConfigError("no package sordino_papers", "the papers' experiments", fix)
+    def _absent(about: str) -> typer.Typer:
+        """A group of commands that says which package it needs."""
+        made = typer.Typer(help=about, invoke_without_command=True)
+
+        @made.callback()
+        def _no_package() -> None:
+            fix = "pip install ./benchmarks/papers in a checkout of Sordino"
+            raise ConfigError("no package sordino_papers", "the experiments of the checkout", fix)
+
+        return made
+
+    papers, board = _absent("The papers' tables, ours beside theirs."), _absent("Accuracy at equal epsilon.")
 
 
 app.add_typer(papers, name="papers")
+app.add_typer(board, name="board")
