@@ -64,6 +64,7 @@ class Server:
         finally:
             if server is not None:
                 server.shutdown()
+                server.server_close()
         return done
 
     def register(self, config: Config) -> Link:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,12 +56,7 @@ PULSE = 0.5  # seconds between two polls for a task
 IDLE = 0.5  # seconds before the next poll of a node that does not answer
 REFRESH = 10.0  # seconds between two computations of the budget that is left
 NO_POLICY = "no policy: these data are served without a limit, which only public data should be"
-
-
-class Log(Protocol):
-    """Logger of a silo's process."""
-
-    def __call__(self, line: str, level: str = "INFO") -> None: ...
+Log = Callable[..., None]  # of a line, and of its level (default: "INFO")
 
 
 # ---- data and model --------------------------------------------------------------------------------------------------

@@ -38,15 +38,16 @@ NAME = "status.json"
 def rotating_log(file: Path) -> Callable[[str, str], None]:
     """Return a function (line, level) that appends to a log file with time and level; old files are rotated."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    handler = RotatingFileHandler(file, maxBytes=LARGEST, backupCount=KEPT, encoding="utf-8")
+    handler = RotatingFileHandler(file, maxBytes=LARGEST, backupCount=KEPT, encoding="utf-8", delay=True)
     form = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     form.converter = time.gmtime
     handler.setFormatter(form)
-    file.chmod(0o600)
 
     def log(line: str, level: str = "INFO") -> None:
         number = logging.getLevelNamesMapping()[level]
         handler.handle(logging.LogRecord("sordino", number, "", 0, line, None, None))
+        handler.close()  # the next line opens it again
+        file.chmod(0o600)
 
     return log
 
