@@ -205,9 +205,7 @@ class _PublicCohorts(Sampler):
 
 @dataclass(frozen=True)
 class Everyone(_PublicCohorts, kind="everyone"):
-    """Full participation: all clients are in every round.
-
-    Guarantee: replace one client (sensitivity 2), without amplification."""
+    """Full participation: all clients are in every round, without amplification; neighbours replace one client."""
 
     population: int
     relation: ClassVar[Relation] = "replace_one"
@@ -355,11 +353,11 @@ class FixedSize(_RandomCohorts, kind="fixed"):
 
 @dataclass(frozen=True)
 class RoundRobin(_PublicCohorts, kind="roundrobin"):
-    """Round robin: `cohort` clients take part at a time, in a public order.
+    """Round robin: `cohort` clients take part at a time, in a public order, without amplification.
 
     The order is 0, 1, 2, ..., or another public order that is fixed before the run: `order` names every client once,
     `seed` shuffles the clients. If clients are sorted (silos by target), shuffle them.
-    Guarantee: zero out one client, without amplification; each client is charged for its own rounds, in any order.
+    Guarantee: zero out one client; each client is charged for its own rounds, whatever the order.
     """
 
     population: int
