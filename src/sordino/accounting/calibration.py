@@ -31,7 +31,7 @@ _LEAST, _MOST = 1e-2, 1e5  # noise multipliers searched
 
 
 def noise_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float:
-    """Return the smallest noise multiplier z, to 0.5% in epsilon, for which line_of(z) costs at most (epsilon, delta)."""
+    """Return the smallest noise multiplier z with line_of(z) at most (epsilon, delta), to 0.5% in epsilon."""
     _check_target(epsilon, delta)
 
     @cache
