@@ -1,6 +1,4 @@
-"""Recipes with noise calibrated to a target epsilon: `best`, a large server step and an average of the last models, and
-`head`, few rounds of all clients for a linear head on public features.
-"""
+"""Recipes with noise calibrated to a target epsilon: `best` for whole models, `head` for linear heads on features."""
 
 from __future__ import annotations
 
@@ -47,8 +45,7 @@ def best(
     prepare: tuple[Preparation, ...] = (),
     head_size: int | None = None,
 ) -> Plan:
-    """DP-FedAvg with a large server step, w <- w - step (noised mean), and an average of about the last `window`
-    models.
+    """DP-FedAvg with a large server step, w <- w - step (noised mean), and an average of the last models.
 
     The noise multiplier is calibrated to (epsilon, delta) under Poisson sampling; `step`, `window` and `denoiser` are
     post-processing and do not change it. The defaults were best on three tasks (`sordino papers run beyond-mnist`,
@@ -72,7 +69,7 @@ def best(
     work = {"lr": lr, "clip_norm": clip_norm, "step": step, "window": window, "epochs": epochs, "batch": batch}
     if correlate:
         found = forecasts(population, epsilon, delta, rounds, rate, denoiser=denoiser, prepare=prepare, **work)
-        _LOG.info("; ".join(f"{one.name}: the models' noise is {one.noise:.4g} clips" for one in found))
+        _LOG.info("; ".join(f"{one.name}: noise of the models {one.noise:.4g} clip norms" for one in found))
         return found[0].plan
     server, clients = averaging_server(rounds, step, window), Poisson(population, rate)
     target = default_delta(population) if delta is None else delta
@@ -91,7 +88,7 @@ def best(
 
 @dataclass(frozen=True)
 class Forecast:
-    """A plan that meets the budget; `noise` is the root mean square noise of its models over rounds, in clip norms."""
+    """Plan that meets a budget, with the noise of its models: root mean square over rounds, in clip norms."""
 
     noise: float
     name: str
@@ -101,9 +98,9 @@ class Forecast:
 def forecasts(
     population: int, epsilon: float, delta: float | None = None, rounds: int = 60, rate: float = 0.2, **work: Any
 ) -> list[Forecast]:
-    """Return plans that cost epsilon, the one with the least noise in its models first; no data is read.
+    """Return plans of cost epsilon with independent or correlated noise, the least noise in the models first.
 
-    The relation is add-or-remove one client for sampled cohorts, and zero-out for public cohorts.
+    No data is read. Neighbours add or remove one client if cohorts are sampled, and zero out one if they are public.
     """
     independent = best(population=population, epsilon=epsilon, delta=delta, rounds=rounds, rate=rate, **work)
     apart = max(1, round(1 / rate))
@@ -127,14 +124,15 @@ def _forecast(name: str, plan: Plan) -> Forecast:
 
 
 def averaging_server(rounds: int, step: float, window: float, final: float = 1.0, momentum: float = 0.0) -> Sgd:
-    """Return the server of `best`, whose average weights models by (1 + 1 / (window * rounds))^round; window = 0: last
-    model.
+    """Return the server of recipe `best`, which averages models with weights (1 + 1 / (window * rounds))^round.
 
-    The step size falls linearly from `step` (1 - momentum) to `final` of that: momentum does not change the total step.
+    window = 0 returns the last model. The step size falls linearly from `step` (1 - momentum) to `final` times that, so
+    that momentum does not change the total step.
     """
     if not (1 <= rounds <= LONGEST and natural(window) and (not window or window * rounds > TINY)):
         found = f"rounds = {brief_repr(rounds)}, window = {brief_repr(window)}"
-        raise PlanError("rounds", found, f"from 1 to {LONGEST:,} rounds, and a window from 0 to 1")
+        needed = f"from 1 to {LONGEST:,} rounds, and a window from 0 to 1"
+        raise PlanError("rounds", found, needed, "change rounds or window")
     first = step * (1.0 - momentum)
     mean = Average(growth=1 + 1 / (window * rounds)) if window else None
     return Sgd(lr=Linear(first, final * first, rounds), momentum=momentum, average=mean)
@@ -167,19 +165,21 @@ def head(
     clip_norm: float = 0.05,
     prepare: tuple[Preparation, ...] = (),
 ) -> Plan:
-    """w <- w - step_t / clip norm * (sum_i clip(grad f_i(w), clip norm) + N(0, (z clip norm)^2)) / population.
+    """Linear head on public features: w <- w - step_t / C * (sum_i clip(grad f_i(w), C) + N(0, (z C)^2)) / population.
 
-    For a linear head on public features (`so.features`): everybody in every round (Poisson of rate 1, add or remove one
-    client), one step on the whole of a client's records, few rounds, a step that falls linearly to 0. z is solved for
-    (epsilon, delta). By default 5 epsilon^.77 rounds and a step of 30 epsilon^(1/3): through prototypes at epsilon 1, 2
-    and 8 on MNIST by writer and CIFAR-10 that looked at test figures, so of those data they are not an honest choice.
+    C is the clip norm and f_i the loss on all records of client i; the features come from `so.features`. All clients
+    take part in every round (Poisson sampling of rate 1, add or remove one client), in few rounds; step_t falls
+    linearly from `step` to 0. z is calibrated to (epsilon, delta). By default there are 5 epsilon^.77 rounds and `step`
+    is 30 epsilon^(1/3). These defaults were chosen by test figures of MNIST by writer and CIFAR-10 at epsilon 1, 2 and
+    8, so on those data they are not an honest choice.
     """
     if not 0 < epsilon < math.inf:
-        raise PlanError("calibration", f"epsilon = {brief_repr(epsilon)}", "a positive number")
+        raise PlanError("calibration", f"epsilon = {brief_repr(epsilon)}", "a positive number", "set epsilon = 2")
     rounds = min(200, max(2, round(5 * epsilon**0.77))) if rounds is None else rounds
     step = 30.0 * epsilon ** (1 / 3) if step is None else step
     if rounds < 1:
-        raise PlanError("rounds", f"rounds = {brief_repr(rounds)}", f"from 1 to {LONGEST:,} rounds")
+        found, needed = f"rounds = {brief_repr(rounds)}", f"from 1 to {LONGEST:,} rounds"
+        raise PlanError("rounds", found, needed, "drop rounds for the default")
     bare = federated(
         rounds=rounds, clients=Poisson(population, 1.0), lr=1.0, clip_norm=clip_norm, noise_multiplier=1.0,
         server=Sgd(lr=Linear(step / clip_norm, 0.0, rounds)),
