@@ -1,4 +1,4 @@
-"""Builder of a run's certificate from plan, charges and model alone. `certify` builds it again and compares."""
+"""Builder of a run's certificate from its plan and facts. Called at the end of a run, and by `certify` to compare."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOISE_NOTES: dict[Mode, str] = {
 
 
 def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
-    """Build the certificate of a run."""
+    """Build the certificate of a run, as a dictionary for JSON."""
     counts, cost = participation(plan, facts), run_cost(plan, facts)
     check_counts(plan, facts, counts, cost)
     summed, near = _secure_sum(plan, facts, counts)
@@ -87,7 +87,6 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
 
 
 def _preparations(plan: Plan) -> list[dict[str, Any]]:
-    """Return entries on the releases before round 1: what was released, with which noise, and who added the noise."""
     who = "whoever sums the messages" if has_curator(plan.unit, plan.release) else "each client, or silo, on its own"
     relation = plan.forecast.lines[0].relation
     return [
@@ -97,8 +96,7 @@ def _preparations(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _loop(plan: Plan, facts: Facts) -> dict[str, Any] | None:
-    """Return the certificate's entry on a PyTorch loop: epsilon of the steps so far, valid if the stopping time
-    depends on no data."""
+    """Return the entry on a DP-SGD loop; epsilon_so_far holds if the stopping time depends on no data."""
     if facts.loop is None:
         return None
     taken = plan.cost(Participation(facts.charged, facts.charged)).line("models")
@@ -140,7 +138,7 @@ def headline(
 ) -> dict[str, Any]:
     """Return one adversary's guarantee over all silos: the largest epsilon, the largest delta, and an entry per silo.
 
-    Neighbouring data sets differ in one silo, so silos compose in parallel: the largest epsilon counts, not the sum.
+    Neighbouring data sets differ in one silo only, so silos compose in parallel: epsilons are not added.
     """
     if len(lines) == 1 and not deltas:
         return line_entry(lines[0], delta, distance)
@@ -197,7 +195,7 @@ def check_epsilons(made: Mapping[str, Any]) -> None:
 
 
 def denominator(plan: Plan) -> float | str:
-    """Return the divisor of the noised sum: a constant of the plan, or a text that says what determines it."""
+    """Return the divisor of the noised sum: a constant of the plan, or a text on what determines it."""
     fixed = plan.release.denominator(plan.clients.expected, 1) == plan.clients.expected
     return plan.clients.expected if fixed else "the number of messages received, which this adversary sees anyway"
 
@@ -230,9 +228,6 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
 
 
 def _ledger(facts: Facts) -> dict[str, Any] | None:
-    """Return the certificate's entry on the ledger: the data set's spent epsilon over all runs, and the charged
-    events.
-    """
     found = facts.ledger
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Commands for operators: `sordino ledger`, `federation`, `silo serve` and `doctor`; `ledger` loads no torch."""
+"""Commands for operators: `sordino ledger`, `federation`, `silo serve` and `doctor`; `ledger` does not load torch."""
 
 from __future__ import annotations
 
@@ -183,9 +183,9 @@ def pin(
     public: Annotated[list[Path] | None, typer.Argument(help="NAME.pub of silos; none: only print.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Pin silos' public keys in a federation's file, and print the fingerprints of all that are pinned.
+    """Pin silos' public keys in a federation's file, and print the fingerprints of all pinned keys.
 
-    In the server's folder, where the SuperLink runs, the keys are registered there too: it admits the silos' nodes.
+    In the server's folder the keys are also registered with the SuperLink, which then admits the silos' nodes.
     """
     from sordino.config import load_config
     from sordino.federation.app import Server
@@ -205,7 +205,7 @@ def gate(
     link: Annotated[str, typer.Option(help="Where the SuperLink listens. Default: 127.0.0.1, the next port.")] = "",
     as_json: JsonFlag = False,
 ) -> None:
-    """Pass what silos' nodes send to the SuperLink on this machine, and nothing else, until stopped."""
+    """Forward requests of silos' nodes to the SuperLink on this machine, and refuse all others, until stopped."""
     from sordino.config import load_config
     from sordino.federation.app import silos_of
     from sordino.federation.gate import serve_gate
@@ -229,7 +229,7 @@ def federation_run(
     link: Annotated[str, typer.Option(help="Where the SuperLink listens. Default: 127.0.0.1, the next port.")] = "",
     status: StatusAt = "", own: Own = None, as_json: JsonFlag = False,
 ) -> None:  # fmt: skip
-    """Train with the silos of fed.toml, through the SuperLink on this machine, to a certificate."""
+    """Train with the silos of fed.toml, through the SuperLink on this machine, and write the certificate."""
     load_own_parts(own)
     from sordino.federation.app import Server
 
@@ -270,7 +270,7 @@ def serve(
     key: Annotated[Path | None, typer.Option(help="The node's private key; silo.toml says it too.")] = None,
     status: StatusAt = "", own: Own = None, as_json: JsonFlag = False,
 ) -> None:  # fmt: skip
-    """Answer the jobs that arrive at this silo's Flower node, within the silo's policy and budget, until stopped."""
+    """Compute the jobs that arrive at this silo's Flower node, within the silo's policy and budget, until stopped."""
     load_own_parts(own)
     from sordino.federation.silo_service import serve_silo
 
@@ -283,6 +283,7 @@ EXTRAS = {
     "flower": ("flwr", "a federation across machines"),
     "transformers": ("transformers", "models of Hugging Face, with peft for adapters"),
     "parquet": ("pyarrow", "data in Parquet files"),
+    "onnx": ("onnxscript", "`sordino export`, models for other programs"),
     "tensorboard": ("tensorboard", "--track tensorboard"),
     "mlflow": ("mlflow-skinny", "--track mlflow"),
     "wandb": ("wandb", "--track wandb"),
@@ -292,7 +293,7 @@ Finding = tuple[str, str, str]  # ok, note or trouble; what was found; how to re
 
 @app.command()
 def doctor(as_json: JsonFlag = False) -> None:
-    """Print what this machine has and lacks for Sordino; exit code 1 if something will not work."""
+    """Print which software and hardware this machine has for Sordino; exit code 1 if something required is missing."""
     found = [*_software(), *_machine()]
     entries = [dict(zip(("state", "what", "fix"), one, strict=True)) for one in found]
     text = "\n".join(f"{state:<8} {what}" + (f": {fix}" if fix else "") for state, what, fix in found)
@@ -302,7 +303,6 @@ def doctor(as_json: JsonFlag = False) -> None:
 
 
 def _software() -> Iterator[Finding]:
-    """Yield the versions of Python, of required and optional packages, and of packages that bring parts."""
 
     def installed(name: str) -> str | None:
         try:
@@ -331,7 +331,6 @@ def _software() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    """Yield the number of cores and threads, CUDA, and the folder of data sets with its free space."""
     import torch
 
     from sordino.data.files import cache_folder

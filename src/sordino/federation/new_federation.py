@@ -61,7 +61,7 @@ def policy_text(config: Config, place: int) -> str:
     name, plan = silos_of(config)[place], config.plan
     often = Participation(plan.rounds, plan.clients.max_participations(plan.rounds))  # the most rounds of one silo
     line = plan.cost(often).line("cohort", place)
-    own, unit = config.budgets[place] if config.budgets else None, "person" if config.task.person else plan.unit
+    own, unit = config.budgets[place] if config.budgets else None, "user" if config.task.person else plan.unit
     delta = (config.deltas or (config.delta,) * len(silos_of(config)))[place]
     cost = math.inf if own is None else own.epsilon
     if own is None and all(event.protects for event, _ in line.entries):
