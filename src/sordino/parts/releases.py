@@ -90,7 +90,9 @@ class Release(Part):
         return bool({"cohort", "messages"} & self.sees)
 
     def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
-        """Raise an error for a message bound or a sampler without a guarantee; `records` is None at client level."""
+        """Raise an error if this release has no guarantee for a message bound and samplers.
+
+        `records` samples records; it is None if the privacy unit is a client."""
 
     @returns(_same_shape)
     def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:

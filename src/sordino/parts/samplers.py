@@ -67,7 +67,7 @@ class Sampler(Part):
     @abstractmethod
     @returns(lambda found, *_: number(found, 0))
     def max_participations(self, rounds: int) -> int:
-        """Return the largest number of rounds of one client; for random cohorts, up to a probability of 1e-6."""
+        """Return the most rounds that one client is in; random cohorts exceed it with a probability of at most 1e-6."""
 
     @property
     def size(self) -> int | None:
