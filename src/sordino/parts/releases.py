@@ -341,7 +341,8 @@ class ScheduledNoise(Release, kind="scheduled_noise"):
         return CentralNoise(self._mechanism(t))
 
     def on_server(self, total: Tensor, rng: np.random.Generator) -> Tensor:
-        raise PlanError("scheduled noise", "a noise draw for no step", "the release of step t", "call release.at(t)")
+        found = "noise drawn without the number of a step"
+        raise PlanError("scheduled noise", found, "the release of step t", "call release.at(t).on_server")
 
     def events(self, rounds: range) -> tuple[tuple[Event, int], ...]:
         found: Counter[Event] = Counter()

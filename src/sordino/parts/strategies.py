@@ -368,7 +368,7 @@ class Banded(_Banded, kind="banded"):
         require(fits, rule, f"{len(first)} coefficients", needed, "drop them: plan.fitted() computes them")
         require_values(self.ends >= 0, rule, "the number of rounds of the run", fix, ends=self.ends)
         fits = len(self.drift) == len(first) and self.drift[:1] == (0.0,) and self.ends > 0
-        needed = "a finite number for each coefficient, that of the first 0, and `ends`"
+        needed = "one finite number per coefficient, of which the first is 0, and `ends` above 0"
         sound = not self.drift or (fits and bool(np.isfinite(self.drift).all()))
         require(sound, rule, f"a drift of {len(self.drift)} numbers", needed, fix)
 
