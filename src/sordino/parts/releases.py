@@ -245,7 +245,7 @@ def on_grid(noised: Tensor, std: float) -> Tensor:
 
 
 def on_grid_rows(noised: Tensor, stds: Tensor) -> Tensor:
-    """Return rows [m, d] of noised messages rounded as by `on_grid`, each by its own standard deviation [m, 1]."""
+    """Return noised messages [m, d], each rounded to the grid of `on_grid` for its standard deviation [m, 1]."""
     grids = 2.0 ** (stds.log2().floor() - 20)
     return (noised / grids).round_() * grids
 

@@ -577,7 +577,7 @@ class RandomAllocation(_RandomCohorts, kind="random_allocation"):
         return events.Allocated(self.bins, event)
 
     def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
-        """Return the number of passes, plus one for each repeated round, at which another pass begins."""
+        """Return the number of passes; each round that was run again counts as another pass."""
         return -(-rounds // self.bins) + len(repeated)
 
     def max_participations(self, rounds: int) -> int:
