@@ -295,10 +295,10 @@ class Postprocess(Part):
 
 @dataclass(frozen=True)
 class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
-    """Laplacian smoothing (I + strength * L)^-1 of the mean, L the Laplacian of a cycle, per tensor (papers 000, 004).
+    """Laplacian smoothing (I + strength * L)^-1 of the noised mean per tensor, L the Laplacian of a cycle (DP-Fed-LS).
 
     A tensor is flattened in parameter order; `order` first permutes the axes of 4-dimensional tensors, such as
-    (0, 2, 3, 1) for O,H,W,I (paper 000, Table 5). Guarantee: this is a public linear map, without privacy cost.
+    (0, 2, 3, 1) for O,H,W,I (DP-Fed-LS, Table 5). Guarantee: this is a public linear map, without privacy cost.
     """
 
     strength: float

@@ -1,7 +1,7 @@
-"""Recipes whose privacy unit is a client: baselines, and the methods of papers 000, 002 and 003.
+"""Recipes whose privacy unit is a client; configuration files and scripts call them.
 
 DP-FedAvg (McMahan et al. 2018), SCAFFOLD (Karimireddy et al. 2020), DP-FTRL (Kairouz 2021), BandMF (Choquette-Choo
-2023); DP-Fed-LS (paper 000), DP-FedSAM and the methods it is compared with (paper 003), client-side noise (paper 002).
+2023), DP-Fed-LS (paper 000 of docs/papers.md), client-side noise (002), DP-FedSAM and its baselines (003).
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ def local_steps(total: int, mechanism: str) -> int:
 
     E = T^(z/(z+1)) minimises the bound E^2/T + E^(1-z) T^(z-1) for z > 1, where the noise variance grows like rounds^z.
     At z = 1 the second term does not depend on E: T^(1/2) is then the largest number of local steps (fewest rounds)
-    with that order of the bound. Below 1 (no mechanism here) one step is best, contrary to the paper. Paper 002,
-    Theorems 4 and 5.
+    with that order of the bound. Below 1 (no mechanism here) one step is best, contrary to the paper
+    (002 of docs/papers.md, Theorems 4 and 5).
     """
     z = NOISE_GROWTH[mechanism]
     return max(1, round(math.pow(total, z / (z + 1))))
