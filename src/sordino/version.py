@@ -14,7 +14,7 @@ RANK = {"RANK", "WORLD_SIZE"}  # variables that torchrun and `sordino run --work
 
 
 def versions() -> dict[str, str]:
-    """Versions of this package, its numeric libraries and Python, and the platform."""
+    """Return the versions of this package, its numeric libraries and Python, and the platform."""
     libraries = {name: version(name) for name in ("torch", "numpy", "scipy")}
     python = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
     return {"sordino": __version__, **libraries, **python}

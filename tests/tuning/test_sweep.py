@@ -187,7 +187,7 @@ def test_rows_that_choose_and_rows_that_report_have_none_in_common() -> None:
     assert len(both[0]) == 40
     assert both[0] != set(HoldoutPart("validation", 5, 0.4).rows(101).tolist())
     whole = Sweep.of({"sweep": {"grid": {"recipe.lr": [0.1]}}, "recipe": _RECIPE}).config({}).build()
-    with pytest.raises(DataError, match="no row that is declared public"):
+    with pytest.raises(DataError, match="a task without public test rows"):
         HoldoutPart("validation").of(replace(whole, test=None))
     with pytest.raises(DataError, match="at least 2 rows in each part"):
         HoldoutPart("validation", 0, 0.999).of(whole)

@@ -144,17 +144,32 @@ def _answer(row: Row) -> str:
 
 def paper_claims_table(rows: Iterable[Row]) -> str:
     """The claims of a paper, each once."""
-    head = ("claim", "paper", "ours", "ratio, paper / ours", "holds here", "seeds", "cause if not")
+    head = (
+        "claim",
+        "paper",
+        "ours",
+        "ratio, paper / ours",
+        "holds here",
+        "seeds",
+        "cause if not, or what else to know",
+    )
     return grid(head, (
         [row["text"], row["published"], row["measured"], row["regime"], _answer(row), entry(row["seeds"]),
-         (row["cause"] if row["verdict"] != "yes" else "") or "-"]
+         row["cause"] or "-"]
         for row in rows
     ))  # fmt: skip
 
 
 def headlines_table(rows: Iterable[Row]) -> str:
     """The table that is read in a minute."""
-    head = ("headline", "the paper's number", "ours", "same regime? (ratio, paper / ours)", "verdict", "cause if not")
+    head = (
+        "headline",
+        "the paper's number",
+        "ours",
+        "same regime? (ratio, paper / ours)",
+        "verdict",
+        "cause if not, or what else to know",
+    )
     return grid(head, (
         [row["title"], row["published"], row["measured"], row["same"], f"**{row['verdict']}**", row["cause"] or "-"]
         for row in rows

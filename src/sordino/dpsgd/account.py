@@ -159,8 +159,8 @@ class Account:
         if not self.steps:
             return None
         plan, delta = self.settings.plan, self.settings.delta
-        facts = Facts(delta, self.settings.noise, self.steps, prepared=self.prepared)
-        return EarlierRun.of_cost(run_cost(plan, facts), delta, self.run, IN_PROCESS)
+        cost = run_cost(plan, Facts(delta, self.settings.noise, self.steps, prepared=self.prepared))
+        return EarlierRun.of_cost(replace(cost, unit=self.settings.unit), delta, self.run, IN_PROCESS)
 
     def facts(self, loop: Loop) -> Facts:
         """Return the facts that a certificate needs in addition to the plan."""
@@ -203,9 +203,8 @@ class LedgerAccount:
 
     def planned(self) -> Request:
         """Return the ledger request for all planned steps."""
-        plan = self.settings.plan
-        line = plan.forecast.line("models")
-        return Request(plan.unit, line.relation, _items(line.entries), plan.hash)
+        line = self.settings.forecast.line("models")
+        return Request(self.settings.unit, line.relation, _items(line.entries), self.settings.plan.hash)
 
     def charge(self, run: str, step: int) -> None:
         """Charge the block of steps that contains `step`, once for all ranks; raise `BudgetError` if it is refused."""

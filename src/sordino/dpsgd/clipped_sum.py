@@ -243,12 +243,12 @@ class CheckedForward:
 
         def forward(inputs: Any) -> Any:
             tape, self.probe = self.tape, run
-            calls, batch, tape.calls = tape.calls, tape.batch, []
+            calls, batch, merge, tape.calls, tape.merge = tape.calls, tape.batch, tape.merge, [], None
             tape.batch = next((len(x) for x in tree_flatten(inputs)[0] if isinstance(x, Tensor) and x.dim()), 0)
             try:
                 return run(inputs) if self.call is None else self.call(inputs)
             finally:
-                self.probe, tape.calls, tape.batch = None, calls, batch
+                self.probe, tape.calls, tape.batch, tape.merge = None, calls, batch, merge
 
         return forward
 

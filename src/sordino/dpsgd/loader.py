@@ -37,6 +37,7 @@ from sordino.dpsgd.account import Account
 from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, relative_distance
 from sordino.dpsgd.own_code import RecordTransform
 from sordino.dpsgd.standardise import Standardiser
+from sordino.dpsgd.users import Batch, Owners, Users
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import BY_CONSTRUCTION, TRUSTED, Grade
 from sordino.rng import Streams, at_global_rng_state, forked_rng, global_rng_state
@@ -199,10 +200,10 @@ class InputCheck:
 
 
 class RowOrder:
-    """Keyed hash of a data set's rows in their order, computed by make_private."""
+    """Keyed hash of a data set's rows in order, and of their users, taken by make_private."""
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset, self.key = dataset, os.urandom(16).hex()
+    def __init__(self, dataset: Any, users: Users | None = None) -> None:
+        self.dataset, self.users, self.key = dataset, users, os.urandom(16).hex()
         self.mark = self._hash(self.key)
 
     def check(self) -> None:
@@ -222,7 +223,8 @@ class RowOrder:
             raise ConfigError(found, "the data set of the saved run, in the same order", _FIX)
 
     def _hash(self, key: str) -> str:
-        return rows_hash(self.dataset, key)
+        users = "" if self.users is None else self.users.digest(bytes.fromhex(key)).hex()
+        return rows_hash(self.dataset, key) + users
 
 
 def rows_hash(dataset: Any, key: str = "") -> str:
@@ -249,6 +251,7 @@ class BatchPiece:
     last: bool
     target: Tensor | None = None
     tensors: tuple[BatchTensor, ...] = ()
+    owners: Owners | None = None  # the users of its records, where the user is the unit
 
 
 class PendingBatch:
@@ -300,13 +303,14 @@ class PendingBatch:
 class BatchSampler(Sampler[list[int]]):
     """Batch sampler that draws the row numbers of every step by the plan's record sampler, in pieces of `max_size`.
 
-    In a fixed order a record is read at most once in `min_separation` steps, as the cost of correlated noise requires.
+    With `users` the sampler draws users, and a user brings all records. In a fixed order a unit is read at most once in
+    `min_separation` steps, which the cost of correlated noise needs.
     """
 
-    def __init__(self, account: Account, streams: Streams, max_size: int | None) -> None:
-        self.account, self.streams, self.max_size = account, streams, max_size
-        self.drawn: deque[BatchPiece] = deque()  # pieces in the order in which the DataLoader returns them
-        self.batches: dict[int, list[int]] = {}  # rows of drawn batches, by the step that will use them
+    def __init__(self, account: Account, streams: Streams, max_size: int | None, users: Users | None = None) -> None:
+        self.account, self.streams, self.max_size, self.users = account, streams, max_size, users
+        self.drawn: deque[BatchPiece] = deque()  # in the order in which the pieces come back
+        self.batches: dict[int, list[int]] = {}  # whose step is still to come
         self.next_step, self.last_read = -1, np.zeros(0, dtype=np.int64)  # the step that last read each record
 
     def __len__(self) -> int:
@@ -315,13 +319,18 @@ class BatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         first = self.account.steps
         for t in range(first, first + len(self)):
-            pieces = self.account.ranks.own_pieces(self.rows(t), self.max_size)
-            for k, piece in enumerate(pieces):
-                self.drawn.append(BatchPiece(len(piece), k, k + 1 == len(pieces)))
+            pieces = self._pieces(self.rows(t))
+            for k, (piece, owners) in enumerate(pieces):
+                self.drawn.append(BatchPiece(len(piece), k, k + 1 == len(pieces), owners=owners))
                 yield piece
 
+    def _pieces(self, drawn: list[int]) -> Sequence[Batch | tuple[list[int], None]]:
+        if self.users is not None:
+            return self.users.batches(drawn, self.max_size, self.account.ranks)
+        return [(piece, None) for piece in self.account.ranks.own_pieces(drawn, self.max_size)]
+
     def rows(self, t: int) -> list[int]:
-        """Return the row numbers of step t; they are drawn only once, so that a loop cannot redraw a batch."""
+        """Return the row numbers (or users) of step t, drawn only once, so that a loop cannot redraw a batch."""
         if t not in self.batches:
             self.batches = {other: rows for other, rows in self.batches.items() if other >= self.account.steps}
             self.batches[t] = self._draw(t).tolist()
@@ -382,10 +391,11 @@ class PrivateLoader(DataLoader[Any]):
         max_size: int | None,
         transform: RecordTransform | None = None,
         scaler: Standardiser | None = None,
+        users: Users | None = None,
     ) -> None:
         self.transform, self.scaler = transform, scaler
-        self.pending, self.pieces = pending, BatchSampler(account, streams, max_size)
-        pending.order = RowOrder(loader.dataset) if account.settings.plan.release.correlated else None
+        self.pending, self.pieces = pending, BatchSampler(account, streams, max_size, users)
+        pending.order = RowOrder(loader.dataset, users) if account.settings.plan.release.correlated else None
         plain = loader.collate_fn is default_collate and not loader.num_workers and not loader.pin_memory
         self.tensors = loader.dataset.tensors if plain and type(loader.dataset) is TensorDataset else None
         super().__init__(

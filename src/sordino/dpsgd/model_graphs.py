@@ -31,6 +31,7 @@ from sordino.dpsgd.layer_rules import third_party_rule
 from sordino.dpsgd.memory import LiveTensors
 from sordino.dpsgd.pieces import Tape, UnrecordableError, ieee_products
 from sordino.dpsgd.rule_table import Site, VmapRule, run_by_rules, sites
+from sordino.dpsgd.users import Owners
 from sordino.errors import PlanError
 from sordino.graph import Captured, Grade, Layout, Traced, Tracing, UntraceableError, captured, weakest
 from sordino.graph.capture import RECORDS, restored_state
@@ -295,17 +296,20 @@ class ModelGraphs:
                 self.traced.append(traced)
             return self.passes[id(traced)]
 
-    def live_bytes(self, args: Any, kwargs: Any, records: Sequence[bool], size: int, kept: int) -> int:
-        """Return the peak memory in bytes of a training pass (forward, backward, clipped sum) over synthetic records.
+    def live_bytes(
+        self, args: Any, kwargs: Any, records: Sequence[bool], size: int, kept: int, owners: Owners | None = None
+    ) -> int:
+        """Return the most memory that tensors of one training pass over `size` synthetic records take at a time.
 
-        Of `args` and `kwargs` only the shapes are used; `size` is the number of records, and `kept` the number of
-        gradient entries that are stored for speed (`pieces.KEPT`).
+        The pass is that of the loop: forward, backward, clipped sum. `args` give shapes alone; `kept` as `pieces.KEPT`;
+        `owners` are the users of the records, if the user is the unit.
         """
         found = self.trained(args, kwargs, records)
         inputs, form = flat(args, kwargs)
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         tape = Tape(next(iter(named.values())).device)
         tape.batch, tape.room = size, kept
+        tape.merge, units = (None, size) if owners is None else (owners.merge, owners.units)
         live = LiveTensors(self.model)
         with (
             self._plain_forward(),
@@ -318,7 +322,7 @@ class ModelGraphs:
             own_args, own_kwargs = tree_unflatten(synthetic_batch(inputs, records, size), form)
             leaves = checks.trained_outputs(found(tape, self.model, own_args, own_kwargs), size)
             torch.autograd.grad([y.double().sum() for y in leaves], [tape.anchor], allow_unused=True)
-            clipped_sum(tape.pieces(), named, size, [ClipGroup(1.0, tuple(named))])
+            clipped_sum(tape.pieces(), named, units, [ClipGroup(1.0, tuple(named))])
             tape.clear()
         return live.most
 

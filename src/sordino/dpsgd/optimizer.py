@@ -374,7 +374,8 @@ class PrivateOptimizer(Optimizer):
         how, checks = self.recording.evidence()
         recognised = [found for found, _ in self.others if found != LossCheck.DECLARED]  # a rank may have had no record
         check = _KNOWN.format(found=[*recognised, self.check.found][0]) if self.own is None else _EACH
-        facts = self.account.facts(Loop(self.account.settings.reduction, check, how, checks))
+        settings = self.account.settings
+        facts = self.account.facts(Loop(settings.reduction, check, how, checks, settings.users))
         public = (*declared_frozen(self.recording.model), *lineage.declared_features(self.records))
         return replace(facts, public=public, own_code=self._own_code())
 

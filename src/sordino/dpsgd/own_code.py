@@ -146,12 +146,15 @@ class RecordTransform(TracedFunction):
         return _for_each(lambda own: traced.graph(self.function, own), (inputs,), records)
 
 
-def named_loss(kind: str, model: nn.Module) -> tuple[PerRecord, bool]:
-    """Return a built-in loss by its name, and whether each of its values depends on one record alone.
+def given_loss(loss: str | PerRecord, model: nn.Module) -> tuple[PerRecord, bool]:
+    """Return a loss function, or a built-in one by its name, and whether each value is known to depend on one record
+    alone.
 
-    The loss takes a model's output or its `logits`; for a causal language model the labels are the next tokens.
+    A built-in loss takes a model's output or its `logits`; for a causal language model the labels are the next tokens.
     """
-    own = loss_of(kind)
+    if not isinstance(loss, str):
+        return loss, False
+    own = loss_of(loss)
     shift = own.targets == "token" and is_causal(model)
 
     def each(output: Any, labels: Tensor) -> Tensor:
@@ -168,7 +171,7 @@ class RecordLoss(TracedFunction):
     needed = "a function of one record's output and target, which stores no records"
     fixes = ("write it without Python branches on data and without state",)
 
-    def __init__(self, loss: PerRecord, own_code: bool = False, known: bool = False) -> None:
+    def __init__(self, loss: PerRecord, known: bool = False, own_code: bool = False) -> None:
         super().__init__(loss, own_code)
         self.loss, self.known = loss, known  # known: a loss of Sordino, which needs no graph
         self.compared = False  # whether a loss without a graph was compared with its value for a whole batch

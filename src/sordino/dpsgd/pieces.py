@@ -12,6 +12,7 @@ time. With inputs in_jt and output gradients out_jt of record j at position t, a
     Outer   g_j = sum_t out_jt (x) in_jt          Linear, convolutions (in = patches), recurrences (t = time)
     Lookup  g_j[v] = sum_{t: index_jt = v} out_jt   Embedding
     Tied    Outer + Lookup                        one table as input and output embedding
+    ByGroup pieces of some of the units each      users with different numbers of records (`users`)
 """
 
 from __future__ import annotations
@@ -359,10 +360,16 @@ class Tied:
     def squares(self) -> Tensor:
         parts = self.outer.squares() + self.lookup.squares()
         self.slack = self.outer.doubt() + 4 * ROUNDING * parts  # the two uses may cancel
-        inputs, slopes = self.outer.read(), self.outer.outputs.value
-        places = self.lookup.index[:, None, :].expand(-1, slopes.shape[1], -1)
-        products = torch.bmm(inputs, self.lookup.outputs.transpose(1, 2))  # [b, T, S]
-        cross = (slopes.gather(2, places) * products).sum(2).sum(1, dtype=torch.float64)
+        (b, t, words), s, cross = self.outer.outputs.value.shape, self.lookup.index.shape[1], torch.zeros_like(parts)
+        if t * s > NEAR * words:  # a table takes less than the products
+            for some in chunks(slice(0, b), words * self.lookup.outputs.shape[2]):
+                cross[some] = row_squares(self.at(torch.arange(some.start, some.stop)).rows())
+            return cross
+        for some in chunks(slice(0, b), 3 * t * s):
+            inputs, slopes = self.outer.read(some), self.outer.outputs.value[some]
+            places = self.lookup.index[some, None, :].expand(-1, t, -1)
+            products = torch.bmm(inputs, self.lookup.outputs[some].transpose(1, 2))  # [b, T, S]
+            cross[some] = (slopes.gather(2, places) * products).sum(2).sum(1, dtype=torch.float64)
         return (parts + 2 * cross).clamp(min=0)
 
     def doubt(self) -> Tensor | float:
@@ -383,11 +390,66 @@ class Tied:
         return self
 
 
+Keep = Callable[[Piece], Piece]  # chooses the form in which gradients are kept until the step
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class ByGroup:
+    """Gradients of `count` units in groups: the numbers of a group's units [m], and their piece."""
+
+    count: int
+    groups: tuple[tuple[Tensor, Piece], ...]
+
+    def squares(self) -> Tensor:
+        return self._joined([piece.squares() for _, piece in self.groups])
+
+    def doubt(self) -> Tensor | float:
+        found = [piece.doubt() for _, piece in self.groups]
+        if not any(isinstance(doubt, Tensor) for doubt in found):
+            return 0.0
+        groups = zip(self.groups, found, strict=True)
+        each = [torch.zeros(len(own), dtype=torch.float64, device=own.device) + doubt for (own, _), doubt in groups]
+        return self._joined(each)
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        own, first = self.groups[0]
+        total = first.weighted(weights[own])
+        for own, piece in self.groups[1:]:
+            total = total + piece.weighted(weights[own])
+        return total
+
+    def rows(self) -> Tensor:
+        return self._joined([piece.rows() for _, piece in self.groups])
+
+    def at(self, index: Tensor) -> ByGroup:
+        found = []
+        for own, piece in self.groups:
+            places = own.new_full((self.count,), -1)
+            places[own] = torch.arange(len(own), device=own.device)
+            kept = places[index] >= 0
+            if bool(kept.any()):
+                found.append((kept.nonzero()[:, 0], piece.at(places[index][kept])))
+        return ByGroup(len(index), tuple(found))
+
+    def compact(self, room: int = 0) -> ByGroup:
+        return self
+
+    def _joined(self, values: Sequence[Tensor]) -> Tensor:
+        found = values[0].new_empty(self.count, *values[0].shape[1:])
+        for (own, _), part in zip(self.groups, values, strict=True):
+            found[own] = part
+        return found
+
+
 def merge_pieces(pieces: Sequence[Piece]) -> Piece:
     """Return one piece for a parameter that is used several times; gradients of all uses are summed before the norm."""
     first = pieces[0]
     if len(pieces) == 1:
         return first
+    if isinstance(first, ByGroup) and all(isinstance(piece, ByGroup) for piece in pieces):  # of the same units
+        every = zip(*(piece.groups for piece in pieces if isinstance(piece, ByGroup)), strict=True)
+        return ByGroup(first.count, tuple((uses[0][0], merge_pieces([one for _, one in uses])) for uses in every))
     if isinstance(first, Outer) and all(isinstance(p, Outer) and p.reshape == first.reshape for p in pieces):
         uses = [p for p in pieces if isinstance(p, Outer)]
         slopes = torch.cat([p.outputs.value for p in uses], 1)
@@ -435,9 +497,8 @@ class Call:
         with torch.no_grad(), torch.autocast(slope.device.type, enabled=False), ieee_products():
             for parameter, piece in use(wide(slope)):
                 if parameter is not None and parameter.requires_grad:
-                    small = piece.compact(self.tape.room)
-                    self.tape.room -= small.value.numel() if isinstance(small, Rows) and small is not piece else 0
-                    self.found.append((parameter, small))
+                    merge, keep = self.tape.merge, self.tape.keep
+                    self.found.append((parameter, keep(piece) if merge is None else merge(piece, keep)))
 
     def leaks(self, slope: Tensor, own: int) -> bool:
         """Return whether the gradient of one record's loss is nonzero in other records' slices."""
@@ -494,7 +555,14 @@ class Tape:
         self.calls: list[Call] = []
         self.row: int | None = None  # the record whose gradient is computed, while slices are checked
         self.leaked = False  # whether that gradient was nonzero in another record's slice
-        self.room = KEPT  # entries of this batch's gradients that may still be stored for speed
+        self.room = KEPT  # entries of this batch's gradients that may be kept though their factors are smaller
+        self.merge: Callable[[Piece, Keep], Piece] | None = None  # from gradients of records to those of users
+
+    def keep(self, piece: Piece) -> Piece:
+        """Return a piece in the form that takes the least memory, but for `room` entries."""
+        small = piece.compact(self.room)
+        self.room -= small.value.numel() if isinstance(small, Rows) and small is not piece else 0
+        return small
 
     def clear(self) -> None:
         for call in self.calls:  # the user's loss may still refer to the calls

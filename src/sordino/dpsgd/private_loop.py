@@ -30,7 +30,7 @@ from sordino.dpsgd.loader import PendingBatch, PrivateLoader, check_collate, gra
 from sordino.dpsgd.memory import largest_batch, parse_bytes
 from sordino.dpsgd.model_graphs import ModelGraphs
 from sordino.dpsgd.optimizer import PrivateOptimizer
-from sordino.dpsgd.own_code import PerRecord, RecordLoss, RecordTransform, named_loss
+from sordino.dpsgd.own_code import PerRecord, RecordLoss, RecordTransform, given_loss
 from sordino.dpsgd.pieces import KEPT
 from sordino.dpsgd.processes import Ranks, Shards, group_options, refuse_wrapping, unwrapped
 from sordino.dpsgd.recording import RecordedForward, Recording, parameter_names
@@ -47,6 +47,7 @@ from sordino.dpsgd.settings import (
     noise_schedule,
 )
 from sordino.dpsgd.standardise import Standardise, Standardiser
+from sordino.dpsgd.users import Users, padded
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.graph import UntraceableError
 from sordino.ledger.ledger import Ledger
@@ -81,6 +82,7 @@ def make_private(
     own_code: Literal["trusted"] | None = None,
     transform: Callable[[Any], Any] | None = None,
     prepare: Standardise | None = None,
+    users: Any = None,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """Make a training loop DP-SGD: (epsilon, delta) for `epochs` passes over the data, add or remove one record.
 
@@ -110,6 +112,11 @@ def make_private(
     `prepare=Standardise(...)` centres and scales the records by a mean and a scale that are released with noise at the
     first batch; both are part of epsilon, and `loader.scaler.moments()` returns them.
 
+    `users` has the id (a whole number or a text) of each record's user, in the data set's order. The unit is then the
+    user: batch_size is the expected number of users of a step, a drawn user brings all records, the mean of the user's
+    gradients is clipped once, the mean over users divides by batch_size, delta is by the number of users, and the
+    guarantee is for adding or removing one user with all records. `max_physical_batch_size` counts records.
+
     `ledger` is a file to which all runs on the same data are charged, and `dataset` the name of the data in it. A loop
     that exceeds the data set's limit is refused by this call. All planned steps are charged before the first noise is
     drawn; further steps, and steps repeated after an older checkpoint, are charged before they are taken.
@@ -123,54 +130,79 @@ def make_private(
     records of all ranks, each rank gets its part of every batch, and the step sums over ranks before adding noise. A
     model in DistributedDataParallel is returned without this wrapper.
     """
-    if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
-        needed = 'noise "simulation" or "secure", reduction "mean" or "sum"'
-        raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", needed, "correct the value, or leave it out")
-    if own_code not in ("trusted", None):
-        fix = 'set own_code="trusted" if you guarantee that records are independent'
-        raise ConfigError(f"own_code = {own_code!r}", 'None or "trusted"', fix)
-    if loss is not None and reduction != "mean":
-        needed = "no reduction: optimizer.loss is a mean"
-        raise ConfigError(f"loss and reduction = {reduction!r}", needed, "remove reduction=")
+    _check_choices(noise, reduction, own_code, loss is not None)
     _refuse_prepared(model, optimizer, loader)
-    model, size = unwrapped(model), _check_loader(loader)
+    owners = _read_users(users, loader, prepare)
+    model, size = unwrapped(model), _check_loader(loader, owners)
     shards, trusted = Shards(model), own_code == "trusted"
     _check_layers(model)
     _check_optimizer(model, optimizer, shards)
     _check_labels(model, loader.dataset)
     check_collate(loader)
     if _chosen_by_memory(memory, max_physical_batch_size):
-        held = _parameters_of(optimizer, shards)
-        max_physical_batch_size = _physical_size(model, held, loader, memory, transform is None)
-    delta, chosen = checked_delta(delta, size, allow_large_delta), batches(loader.batch_size or 0, size, strategy)
+        held, raw = _parameters_of(optimizer, shards), transform is None
+        max_physical_batch_size = _physical_size(model, held, loader, memory, raw, owners is not None)
+    delta = checked_delta(delta, size, allow_large_delta, "records" if owners is None else "users")
+    chosen = batches(loader.batch_size or 0, size, strategy)
     norms = clip_norms(clip, clip_norm, parameter_names(model, _trained(optimizer, shards)))
     schedule = noise_schedule(noise_multiplier, chosen, epochs, steps, scaled=epsilon is not None)
     records = lineage.tensors_of(loader.dataset)
     parts = Standardiser.parts_of(prepare, records, transform is not None or Ranks.of(model).size > 1)
     bare = loop_plan(epochs, chosen, norms, float(smoothing), optimizer, strategy, steps, parts, schedule)
     plan, own_seed = calibrate_noise(bare, epsilon, noise_multiplier, delta), seed if noise == "simulation" else 0
-    settings = Settings(plan=plan, delta=delta, noise=noise, seed=own_seed, reduction=reduction, epsilon=epsilon)
-    ranks = _join_ranks(model, optimizer, loader, settings, [max_physical_batch_size, own_code, str(ledger), dataset])
+    unit: dict[str, Any] = {} if owners is None else {"users": True}
+    settings = Settings(
+        plan=plan, delta=delta, noise=noise, seed=own_seed, reduction=reduction, epsilon=epsilon, **unit
+    )
+    options = [max_physical_batch_size, own_code, str(ledger), dataset]
+    ranks = _join_ranks(model, optimizer, loader, settings, owners, options)
     charged_to, earlier = LedgerAccount.of(ledger, dataset, settings, ranks), lineage.runs_of_model(model, records)
     account = Account(settings, charged_to, earlier, ranks)
-    planned = EarlierRun.of_cost(plan.forecast, delta, account.run, lineage.IN_PROCESS)
-    lineage.attach_lineage(model, (*account.earlier, planned))  # a run that begins with these weights adds their cost
-    lineage.register_loop(account.run, account.cost)
+    _attach_lineage(model, account)
     _freeze_others(model, optimizer, shards)
     refuse_wrapping(model)
     pending, rng, count = PendingBatch(), ranks.streams(noise, seed), settings.records.count
-    expected = min(count, (max_physical_batch_size or count) * ranks.size)  # one record more moves a piece of each rank
+    most = max_physical_batch_size if owners is None else None
+    expected = min(count, (most or count) * ranks.size)  # that one unit more moves: a piece of each rank, or all users
     recording = Recording(model, pending, rng.at(0, "mixing"), expected, trusted)
     recording.prepare(() if transform else records)
-    function, known = named_loss(loss, model) if isinstance(loss, str) else (loss, False)
-    own = None if function is None else RecordLoss(function, trusted, known)
+    own = None if loss is None else RecordLoss(*given_loss(loss, model), trusted)
     change = None if transform is None else RecordTransform(transform, trusted)
     collate = grade_collate(loader, own_code is None and noise == "secure")
     private = PrivateOptimizer(optimizer, recording, account, pending, rng, own)
     private.records, private.shards, private.scaler = records, shards, Standardiser.of(account, records, rng)
     private.in_pieces = max_physical_batch_size is not None
     private.batch_code = lambda: [collate, *([] if change is None else [change.grade])]
-    return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change, private.scaler)
+    others = change, private.scaler, owners
+    return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, *others)
+
+
+def _attach_lineage(model: nn.Module, account: Account) -> None:
+    """Note the loop's cost at the model: a run that begins with these weights adds it."""
+    settings = account.settings
+    planned = EarlierRun.of_cost(settings.forecast, settings.delta, account.run, lineage.IN_PROCESS)
+    lineage.attach_lineage(model, (*account.earlier, planned))
+    lineage.register_loop(account.run, account.cost)
+
+
+def _check_choices(noise: str, reduction: str, own_code: str | None, own_loss: bool) -> None:
+    if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
+        needed = 'noise "simulation" or "secure", reduction "mean" or "sum"'
+        raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", needed)
+    if own_code not in ("trusted", None):
+        raise ConfigError(f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for your code')
+    if own_loss and reduction != "mean":
+        raise ConfigError(f"loss and reduction = {reduction!r}", "no reduction: optimizer.loss is a mean", "drop it")
+
+
+def _read_users(ids: Any, loader: DataLoader[Any], prepare: Standardise | None) -> Users | None:
+    """Return the users of the data set's records; None if the record is the unit."""
+    if ids is None:
+        return None
+    if prepare is not None:
+        found, needed = "users and prepare", "one of them: moments of records are no moments of users"
+        raise ConfigError(found, needed, "standardise by public constants, with transform=")
+    return Users.of(ids, len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0)
 
 
 def _refuse_prepared(*parts: Any) -> None:
@@ -182,18 +214,26 @@ def _refuse_prepared(*parts: Any) -> None:
 
 
 def _join_ranks(
-    model: nn.Module, optimizer: Optimizer, loader: DataLoader[Any], settings: Settings, options: list[Any]
+    model: nn.Module,
+    optimizer: Optimizer,
+    loader: DataLoader[Any],
+    settings: Settings,
+    users: Users | None,
+    options: list[Any],
 ) -> Ranks:
     """Return the ranks that share the loop; refuse ranks with other records, settings or parameters."""
     ranks, dataset = Ranks.of(model), loader.dataset
     if ranks.size > 1:
-        ranks.compare({
-            "numbers of records": len(dataset),  # type: ignore[arg-type]
-            "settings": [codec.dump(settings), loader.num_workers, *options],
-            "rows of the data set": rows_hash(dataset),
-            "settings of the optimizer": group_options(optimizer.param_groups),
-            "parameters": [(name, list(p.shape), p.requires_grad) for name, p in model.named_parameters()],
-        })  # fmt: skip
+        ranks.compare(
+            {
+                "numbers of records": len(dataset),  # type: ignore[arg-type]
+                "settings": [codec.dump(settings), loader.num_workers, *options],
+                "rows of the data set": rows_hash(dataset),
+                "users": "" if users is None else users.digest().hex(),
+                "settings of the optimizer": group_options(optimizer.param_groups),
+                "parameters": [(name, list(p.shape), p.requires_grad) for name, p in model.named_parameters()],
+            }
+        )
     return ranks
 
 
@@ -211,26 +251,30 @@ def _chosen_by_memory(memory: str | int | None, given: int | None) -> TypeGuard[
     return memory is not None
 
 
-def _physical_size(model: nn.Module, held: set[Tensor], loader: DataLoader[Any], memory: str | int, raw: bool) -> int:
-    """Return the number of records that can be computed at once in `memory`, from the shape of a record alone."""
-    bound, fix = parse_bytes(memory) * 9 // 10, "use max_physical_batch_size instead"  # a tenth for libraries
+def _physical_size(
+    model: nn.Module, held: set[Tensor], loader: DataLoader[Any], memory: str | int, raw: bool, users: bool
+) -> int:
+    """Return how many records are computed at once within `memory` bytes, from the shape of a record alone."""
+    bound, fix = parse_bytes(memory) * 9 // 10, "give max_physical_batch_size instead"  # libraries take some unseen
     if loader.collate_fn is not default_collate or not raw:
         found = "memory with a collate_fn or a transform, where shapes may depend on records"
         raise ConfigError(found, "records of one shape", fix)
     batch = lineage.tensors_of(loader.dataset) or tree_leaves(default_collate([loader.dataset[0]]))
     device, others = next(iter(held)).device, [p for p in model.parameters() if p.requires_grad and p not in held]
-    x = torch.zeros_like(batch[0][:1], device=device)  # a synthetic record
-    shared = 12 * sum(p.numel() for p in held if p.requires_grad)  # the sum of a batch, in float64 and float32
+    x = torch.zeros_like(batch[0][:1], device=device)  # of which only the shape counts
+    each = 12 + 28 * users  # bytes of the sum of a batch, in float64 and float32; and of a user in several pieces
+    shared = each * sum(p.numel() for p in held if p.requires_grad)
 
     def peak(size: int, kept: int) -> int:
-        copies = 2 * size * sum(part[:1].nbytes for part in batch)  # the loader's batch, and its copy for comparison
-        return shared + copies + graphs.live_bytes((x,), {}, [True], size, kept)
+        copies = 2 * size * sum(part[:1].nbytes for part in batch)  # the loader's batch, and what it is compared with
+        forms = [padded(size, 1 << k) for k in range(size.bit_length())] if users else []
+        return shared + copies + max(graphs.live_bytes((x,), {}, [True], size, kept, form) for form in [None, *forms])
 
     for p in others:  # they will be frozen
         p.requires_grad_(False)
     try:
         graphs = ModelGraphs(model)
-        most = loader.batch_size or 1
+        most = len(loader.dataset) if users else loader.batch_size or 1  # type: ignore[arg-type]
         small = largest_batch(lambda size: peak(size, KEPT), bound, most)
         size = max(small, largest_batch(lambda size: peak(size, 0) + 4 * KEPT, bound, most))
         one = 0 if size else peak(1, KEPT)
@@ -269,8 +313,8 @@ def _check_layers(model: nn.Module) -> None:
     refuse_mixing(model)
 
 
-def _check_loader(loader: DataLoader[Any]) -> int:
-    """Return the number of records; refuse a loader whose data set does not allow Poisson batches."""
+def _check_loader(loader: DataLoader[Any], users: Users | None = None) -> int:
+    """Return the number of records, or of users; refuse a loader from which no Poisson batch can be drawn."""
     dataset: Any = loader.dataset
     if isinstance(loader, PrivateLoader):
         found, fix = "a loader that make_private has already returned", "pass the DataLoader that you built"
@@ -289,10 +333,11 @@ def _check_loader(loader: DataLoader[Any]) -> int:
         if isinstance(sampler, DistributedSampler):
             fix = "remove the sampler: batch_size counts all ranks together, and each rank gets its part of a batch"
         raise DataError(found, "no sampler: every record may be drawn", fix)
-    if not 0 < loader.batch_size <= len(dataset):
-        found = f"a batch_size of {loader.batch_size} for {len(dataset)} records"
-        raise DataError(found, "at most the number of records", "lower batch_size")
-    return len(dataset)
+    size, units = (len(dataset), "records") if users is None else (len(users), "users")
+    if not 0 < loader.batch_size <= size:
+        found = f"a batch_size of {loader.batch_size} for {size} {units}"
+        raise DataError(found, f"at most the number of {units}", "lower batch_size")
+    return size
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer, shards: Shards) -> None:

@@ -28,10 +28,11 @@ from sordino.dpsgd.clipped_sum import CheckedForward, ClipGroup, clipped_sum
 from sordino.dpsgd.loader import BatchPiece, InputCheck, PendingBatch
 from sordino.dpsgd.model_graphs import GraphPass, ModelGraphs
 from sordino.dpsgd.own_code import LossCheck, OutputGradient, stale_code, untraceable
-from sordino.dpsgd.pieces import HALF, UnrecordableError, first_length, ieee_products
+from sordino.dpsgd.pieces import HALF, Piece, Rows, UnrecordableError, first_length, ieee_products, sums_in
 from sordino.dpsgd.processes import refuse_active_wrapper
 from sordino.dpsgd.settings import Reduction
 from sordino.dpsgd.state_guard import GradientChangeWarning, ModelGuard
+from sordino.dpsgd.users import Owners
 from sordino.errors import DataError, PlanError
 from sordino.graph import TRUSTED, Grade, UntraceableError
 from sordino.graph.captured import flat
@@ -167,6 +168,7 @@ class Recording:
         self.loss_check: LossCheck | None = None  # recognises the loss of the loop if make_private got none
         self.gradients: list[OutputGradient] = []  # at the outputs of the passes over this batch
         self.outputs: list[Tensor] = []  # of the passes over this batch
+        self.begun: dict[nn.Parameter, Tensor] = {}  # gradient of a user, some of whose records are still to come
         self.tape.anchor.register_post_accumulate_grad_hook(self._count)  # type: ignore[no-untyped-call]
         model.forward = RecordedForward(self)
         self.guard = ModelGuard(model, self.named.values())
@@ -194,13 +196,28 @@ class Recording:
         self.warning.begin()
 
     def clipped_sum(self, groups: Sequence[ClipGroup], scale: float) -> tuple[dict[str, Tensor], Tensor, int]:
-        """Return the batch's clipped gradient sum by parameter name, norms [groups, b], and how many are not finite."""
+        """Return the clipped sum of the batch by parameter name, norms [groups, b], and how many are not finite."""
+        owners = None if self.current is None else self.current.owners
         with ieee_products():
-            pieces = self.tape.pieces() if self.tape.batch else {}
+            pieces, units = self.tape.pieces() if self.tape.batch else {}, self.tape.batch
             self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]
-            total, norms, finite = clipped_sum(pieces, self.named, self.tape.batch, groups, scale)
+            if owners is not None:
+                units = owners.units if owners.last else 0
+                if not (owners.first and owners.last):
+                    pieces, scale = self._add_part(pieces, owners, scale), 1.0
+            total, norms, finite = clipped_sum(pieces, self.named, units, groups, scale)
         self.forget()
         return total, norms, 0 if finite else int((~norms.isfinite().all(0)).sum())
+
+    def _add_part(self, pieces: dict[nn.Parameter, Piece], owners: Owners, scale: float) -> dict[nn.Parameter, Piece]:
+        """Add a part of one user's gradient to the parts before it; return the whole gradient after the last part."""
+        held = {} if owners.first else self.begun
+        with torch.no_grad():
+            for parameter, piece in pieces.items():
+                part = piece.rows()[0].double() * scale
+                held[parameter] = held[parameter] + part if parameter in held else part
+        self.begun = {} if owners.last else held
+        return {p: Rows(whole[None].to(sums_in(p))) for p, whole in held.items()} if owners.last else {}
 
     def forget(self) -> None:
         """Discard all recorded passes."""
@@ -236,7 +253,7 @@ class Recording:
             trained = [(name, p) for name, p in self.named.items() if p.requires_grad]  # some may be frozen since
             self.current, self.handles = piece, [_note_gradient(p, self.outside, name) for name, p in trained]
         self._prepare(args, kwargs, piece)
-        self.tape.batch = size
+        self.tape.batch, self.tape.merge = size, None if piece.owners is None else piece.owners.merge
         output = self._widened(self._pass(args, kwargs) if size else self._empty_pass(args, kwargs), size)
         live = trained_outputs(output, size, needed=False)
         self.outputs += live

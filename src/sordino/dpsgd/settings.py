@@ -26,7 +26,8 @@ from torch.optim import SGD, Optimizer
 from sordino import codec
 from sordino.accounting import calibration
 from sordino.accounting.accountant import check_delta, default_delta, largest_delta
-from sordino.accounting.composition import Participation
+from sordino.accounting.bounds import Protected
+from sordino.accounting.composition import Cost, Participation
 from sordino.accounting.rounding import atleast
 from sordino.certificate.facts import EarlierRun
 from sordino.errors import ConfigError, PlanError, brief_repr
@@ -65,6 +66,17 @@ class Settings:
     seed: int
     reduction: Reduction
     epsilon: float | None = None
+    users: bool = False  # a record of the plan is a user with all records of the data set
+
+    @property
+    def unit(self) -> Protected:
+        """Unit of privacy."""
+        return "user" if self.users else "record"
+
+    @property
+    def forecast(self) -> Cost:
+        """Cost of all planned steps."""
+        return replace(self.plan.forecast, unit=self.unit)
 
     @property
     def steps(self) -> int:
@@ -285,8 +297,8 @@ def check_length(epochs: int | None, steps: int | None) -> None:
             raise ConfigError(f"{name} = {number}", "a whole number of at least 1", f"set {name}=10")
 
 
-def checked_delta(delta: float | None, population: int, allow_large: bool) -> float:
-    """Return delta, by default min(population^-1.1, 1e-3); refuse too large a delta unless `allow_large`.
+def checked_delta(delta: float | None, population: int, allow_large: bool, units: str = "records") -> float:
+    """Return delta, by default min(population^-1.1, 1e-3); refuse a larger one without an override.
 
     The largest accepted delta is population^-1.1, or 1e-5 as usual in the literature if population * 1e-5 < 1.
     """
@@ -295,7 +307,7 @@ def checked_delta(delta: float | None, population: int, allow_large: bool) -> fl
     check_delta(found, population, override=True)
     if found > limit * (1 + 1e-9) and not allow_large:
         fix = "lower it, or pass allow_large_delta=True"
-        what = "records^-1.1" if limit == largest_delta(population) else "max(records^-1.1, 1e-5)"
+        what = f"{units}^-1.1" if limit == largest_delta(population) else f"max({units}^-1.1, 1e-5)"
         raise ConfigError(f"delta = {found}", f"at most {what} = {atleast(limit)}", fix)
     return found
 

@@ -136,10 +136,13 @@ class RemoteWorker(Worker):
         wanted = {client: self._job(client) for client in range(self.plan.clients.population)}
         least = min(self.engine.quorum, len(wanted))
         heard = self._ask_until(wanted, lambda found: len(found.replies) >= least)
+        self._log_refusals(heard.refused)
         if heard.refused:
-            client, why = min(heard.refused.items())
-            found = f"{self.name(client)}, which refuses this plan ({why})"
-            raise EngineError(found, "a plan that all silos accept", "change the plan, or the policy of that silo")
+            said = "; ".join(
+                f"{self.name(client)}, which refuses this plan ({heard.refused[client]})"
+                for client in sorted(heard.refused)
+            )
+            raise EngineError(said, "a plan that all policies allow")
         self._check_encodings({client: reply.encoding for client, reply in sorted(heard.replies.items())})
 
     def name(self, client: int) -> str:
@@ -174,7 +177,14 @@ class RemoteWorker(Worker):
         heard = self._ask_until(
             wanted, lambda found: len(found.reported) >= least and release.accepts(len(found.reported))
         )
+        self._log_refusals(heard.refused)
         return self._sum(heard, heard.refused)
+
+    def _log_refusals(self, refused: Mapping[int, str]) -> None:
+        """Hand the reasons of all clients that refused to the transport's log, if it has one."""
+        log: Callable[[Mapping[int, str]], None] | None = getattr(self.engine.transport, "log_refusals", None)
+        if log is not None and refused:
+            log(refused)
 
     def _ask_until(self, wanted: Mapping[int, Job], enough: Callable[[Answers], bool]) -> Answers:
         """Send jobs, and again to clients without a reply (at most `tries` times), until `enough` of the replies."""
@@ -200,8 +210,12 @@ class RemoteWorker(Worker):
         if plan.clients.random and not {"cohort", "messages"} & plan.release.sees:
             return sentence
         why = {**heard.refused, **heard.wrong}
-        first = next((f"; client {client}: {reason}" for client, reason in sorted(why.items())), "")
-        return f"{sentence}: {len(heard.reported)} did{first}"
+        self._log_refusals(heard.refused)
+        return f"{sentence}: {len(heard.reported)} did{self.in_words(why)}"
+
+    def in_words(self, why: Mapping[int, str]) -> str:
+        """Return the reasons of all clients that did not report, by name."""
+        return "".join(f"; {self.name(client)}: {reason}" for client, reason in sorted(why.items()))
 
     def _receipts(self, charges: Mapping[int, int]) -> tuple[Receipt, ...]:
         """Return the clients' charges as receipts, and store them for the clients' next jobs."""
@@ -307,6 +321,7 @@ class Silo:
     store: ReplyStore = field(default_factory=InMemoryReplyStore)
     allows: Callable[[Job], None] = lambda job: None
     now: Callable[[], float] = time.time
+    log_refusal: Callable[[Job, Exception], None] = lambda job, error: None
     _workers: dict[tuple[str, str, int | None], InProcessWorker] = field(default_factory=dict, repr=False)
 
     def reply(self, body: bytes) -> bytes:
@@ -321,6 +336,7 @@ class Silo:
         try:
             return self._new_reply(job)
         except (UserError, BudgetError) as error:
+            self.log_refusal(job, error)
             return Reply(job.id, job.client, refused=str(error)).to_bytes()
 
     def _new_reply(self, job: Job) -> bytes:

@@ -16,7 +16,7 @@ import io
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -338,6 +338,8 @@ class FlowerTransport:
     nodes: Mapping[int, bytes] = field(default_factory=dict)  # by silo number: its node's public key
     answer_of: Callable[[int, bytes, bytes], bytes] = lambda silo, request, data: data  # checks and strips a signature
     log: Callable[[str], None] = lambda line: None
+    watch: Callable[[Collection[int], Sequence[int], float], None] = lambda online, unanswered, since: None
+    log_refusals: Callable[[Mapping[int, str]], None] = lambda why: None
 
     offers: ClassVar[frozenset[str]] = frozenset()
     name: ClassVar[str] = "flower"
@@ -386,6 +388,7 @@ class FlowerTransport:
     def _send(self, bodies: Mapping[int, bytes], pending: Pending, ttl: float) -> None:
         """Send its message to every silo that is online and has no answer yet; messages expire after `ttl` seconds."""
         f, online = flower(), self.online_nodes()
+        self.watch(online, pending.unanswered, pending.began)
         for number, (silo, node) in list(pending.sent.items()):
             if online.get(silo, node) != node:
                 del pending.sent[number]
