@@ -164,9 +164,7 @@ class Task:
     def __post_init__(self) -> None:
         loss_of(self.loss)
         if self.own_code not in (None, "trusted"):
-            raise ConfigError(
-                f"own_code = {self.own_code!r}", '"trusted" or None', 'set own_code="trusted", or drop it'
-            )
+            raise ConfigError(f"own_code = {self.own_code!r}", '"trusted" or None', "drop own_code")
         wide = next((n for n, p in self.model.named_parameters() if p.dtype != torch.float32), None)
         if wide is not None:
             raise DataError(f"a model whose {wide} is not float32", "a float32 model", "call model.float()")
@@ -176,9 +174,7 @@ class Task:
                 check_finite(records, name)
         if self.client_test is not None and self.client_test.population != self.clients.population:
             found = f"client_test of {self.client_test.population} clients and data of {self.clients.population}"
-            raise DataError(
-                found, "one data set in client_test per client", "pass an empty data set where there is none"
-            )
+            raise DataError(found, "one data set in client_test per client", "pass empty ones where there is none")
         if self.groups is not None and (self.test is None or len(self.groups) != len(self.test)):
             found, count = f"`groups` of length {len(self.groups)}", 0 if self.test is None else len(self.test)
             raise DataError(found, f"a group for each of the {count} test records", f"pass {count} groups")

@@ -22,7 +22,7 @@ from sordino.codec.boundary import of_type, returns, tensor
 from sordino.errors import brief_repr
 from sordino.layout import Layout
 from sordino.parts.clipping import SLACK, factors, row_norms, scaled
-from sordino.parts.schedules import Schedule, at, natural, positive, require
+from sordino.parts.schedules import Schedule, at, natural, positive, require, require_values
 
 
 @codec.hides_values
@@ -109,10 +109,9 @@ class Adaptive(Schedule, kind="adaptive"):
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        found = f"start {self.start}, quantile {self.quantile}, rate {self.rate}, share {self.share}"
         fits = positive(self.start, self.rate) and 0 < self.quantile < 1 and 0 < self.share < 1
-        needed = "start and rate above 0, quantile and share in (0, 1)"
-        require(fits, "adaptive clip", found, needed, "use the defaults, with start near the typical update norm")
+        values = {"start": self.start, "quantile": self.quantile, "rate": self.rate, "share": self.share}
+        require_values(fits, "adaptive clip", "start and rate above 0, quantile and share in (0, 1)", **values)
 
     def at(self, t: int) -> float:
         return self.start
@@ -307,8 +306,7 @@ class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
     linear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        found, needed = f"strength {self.strength}", "a finite number of at least 0"
-        require(natural(self.strength), "smoothing", found, needed, "set strength = 1")
+        require_values(natural(self.strength), "smoothing", "a finite number of at least 0", strength=self.strength)
         fits = sorted(self.order) in ([], [0, 1, 2, 3])
         require(fits, "smoothing", f"order {list(self.order)}", "a permutation of 0, 1, 2, 3", "drop order")
 
@@ -424,8 +422,7 @@ class WhenNoisy(Postprocess, kind="when_noisy"):
     needs_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        needed = "a finite number of at least 0"
-        require(natural(self.above), "denoising", f"above = {self.above}", needed, "drop above for its default")
+        require_values(natural(self.above), "denoising", "a finite number of at least 0", above=self.above)
 
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
         return self.denoiser.apply(mean, known) if known.noise_to_signal > self.above else mean

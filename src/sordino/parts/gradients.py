@@ -15,9 +15,8 @@ from sordino import codec
 from sordino.accounting.bounds import Norm
 from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor
-from sordino.errors import brief_repr
 from sordino.layout import Layout
-from sordino.parts.schedules import MOST, natural, positive, require
+from sordino.parts.schedules import MOST, natural, positive, require_values
 
 
 @codec.hides_values
@@ -85,8 +84,8 @@ class Gradient(Part):
         """
 
 
-def _check_at_least_0(name: str, value: float) -> None:
-    require(natural(value), "gradient", f"{name} = {value}", "a finite number of at least 0", f"change {name}")
+def _check_at_least_0(**value: float) -> None:
+    require_values(natural(*value.values()), "gradient", "a finite number of at least 0", **value)
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Sam(Gradient, kind="sam"):
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        _check_at_least_0("rho", self.rho)
+        _check_at_least_0(rho=self.rho)
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         slope = objective.gradient(w, batch)
@@ -133,7 +132,7 @@ class Blur(Gradient, kind="blur"):
     gradient: Gradient = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        _check_at_least_0("strength", self.strength)
+        _check_at_least_0(strength=self.strength)
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         slope = self.gradient.at(objective, w, batch, anchor)
@@ -149,7 +148,7 @@ class Proximal(Gradient, kind="proximal"):
     gradient: Gradient = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        _check_at_least_0("strength", self.strength)
+        _check_at_least_0(strength=self.strength)
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         return self.gradient.at(objective, w, batch, anchor) + self.strength * (w - anchor.start)
@@ -164,8 +163,7 @@ class Bounded(Gradient, kind="bounded"):
     gradient: Gradient = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        found, needed = f"clip_norm = {self.clip_norm}", "a positive finite number"
-        require(positive(self.clip_norm), "gradient", found, needed, "change clip_norm")
+        require_values(positive(self.clip_norm), "gradient", "a positive finite number", clip_norm=self.clip_norm)
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         slope = self.gradient.at(objective, w, batch, anchor)
@@ -187,9 +185,8 @@ class Moreau(Gradient, kind="moreau"):
     steps: int = 200
 
     def __post_init__(self) -> None:
-        found = f"beta = {brief_repr(self.beta)}, steps = {brief_repr(self.steps)}"
-        fits = positive(self.beta) and 1 <= self.steps <= MOST
-        require(fits, "gradient", found, f"beta above 0, and from 1 to {MOST:,} steps", "change beta or steps")
+        fits, needed = positive(self.beta) and 1 <= self.steps <= MOST, f"beta above 0, and from 1 to {MOST:,} steps"
+        require_values(fits, "gradient", needed, beta=self.beta, steps=self.steps)
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         count = w.new_full((len(w), 1), batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1, keepdim=True)

@@ -28,7 +28,7 @@ from sordino.parts.encoding import Public
 from sordino.parts.gradients import Anchor, Batch, Gradient, Moreau, Objective, Plain
 from sordino.parts.mechanisms import Mechanism
 from sordino.parts.record_samplers import RecordSampler
-from sordino.parts.schedules import MOST, Schedule, require
+from sordino.parts.schedules import MOST, Schedule, require, require_values
 
 CONTROL = "control"  # name of SCAFFOLD's control variates in client states and broadcasts
 
@@ -193,20 +193,16 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
     gradient: Gradient = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        found = f"epochs = {self.epochs} and steps = {self.steps}"
+        work, rule = {"epochs": self.epochs, "steps": self.steps}, "local work"
         fits = (self.epochs is None) != (self.steps is None)
-        require(fits, "local work", found, "either epochs or steps", "set one of the two")
-        found = f"lr = {brief_repr(self.lr)}"
-        require(schedules.finite(self.lr), "local work", found, "a number in the range of float32", "change lr")
-        found = f"momentum = {self.momentum}, weight_decay = {self.weight_decay}"
+        require_values(fits, rule, "either epochs or steps", "set one of the two", **work)
+        require_values(schedules.finite(self.lr), rule, "a number in the range of float32", lr=self.lr)
         fits, needed = 0 <= self.momentum < 1 and schedules.natural(self.weight_decay), "0 <= momentum < 1, decay >= 0"
-        require(fits, "local work", found, needed, "change momentum or weight_decay")
-        most = self.steps if self.epochs is None else self.epochs
-        if not 1 <= (most or 0) <= MOST or (self.batch is not None and self.batch < 1):
-            numbers = {"epochs": self.epochs, "steps": self.steps, "batch": self.batch}
-            found = ", ".join(f"{name} = {brief_repr(value)}" for name, value in numbers.items())
-            needed = f"numbers of at least 1, and at most {MOST:,} epochs or steps"
-            raise PlanError("local work", found, needed, "change the number that is out of range")
+        require_values(fits, rule, needed, momentum=self.momentum, weight_decay=self.weight_decay)
+        count = self.steps if self.epochs is None else self.epochs
+        fits = 1 <= (count or 0) <= MOST and (self.batch is None or self.batch >= 1)
+        needed = f"numbers of at least 1, and at most {MOST:,} epochs or steps"
+        require_values(fits, rule, needed, "change the number that is out of range", **work, batch=self.batch)
         if self.steps is None and isinstance(self.lr, Schedule) and self.lr.per_step:
             found = f"a PerStep lr with epochs = {self.epochs}: the steps would depend on a client's number of records"
             needed = "the same number of steps for all clients"
@@ -288,9 +284,8 @@ class Scaffold(LocalSolver, kind="scaffold"):
         self._plain()
 
     def check_rounds(self, rounds: int) -> None:
-        needed = "a positive lr in every round, since controls are divided by it"
         fits = schedules.positive(*schedules.span_of_steps(self.lr, rounds, self.steps))
-        require(fits, "local work", f"lr = {brief_repr(self.lr)}", needed, "change lr")
+        require_values(fits, "local work", "a positive lr in every round, by which controls are divided", lr=self.lr)
 
     def _plain(self) -> LocalSgd:
         return LocalSgd(lr=self.lr, steps=self.steps, batch=self.batch, gradient=self.gradient)

@@ -423,7 +423,7 @@ class Moment(Preparation, kind="moment"):
     def __post_init__(self) -> None:
         found = f"noise multiplier {brief_repr(self.noise_multiplier)}, clip norm {brief_repr(self.clip_norm)}"
         fits, needed = positive(self.noise_multiplier, self.clip_norm), "positive finite numbers"
-        require(fits, "preparation", f"{found} for {self.column!r}", needed, "set noise_multiplier and clip_norm")
+        require(fits, "preparation", f"{found} for {self.column!r}", needed, "change noise_multiplier or clip_norm")
 
     def noise(self, relation: Relation) -> Gaussian:
         return Gaussian(self.noise_multiplier)

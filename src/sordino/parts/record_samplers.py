@@ -166,9 +166,9 @@ def _check(sizes: tuple[int, ...], batch: float) -> None:
 
 @dataclass(frozen=True)
 class AllRecords(RecordSampler, kind="all_records"):
-    """Full batches: every round reads all records, so that the mean is that of the silos' pooled data.
+    """Full batches: every round reads all records, without amplification; the mean is that of the silos' pooled data.
 
-    Guarantee: replace one record (sensitivity 2), without amplification.
+    Guarantee: replace one record (sensitivity 2).
     """
 
     sizes: tuple[int, ...]

@@ -20,7 +20,17 @@ from sordino.parts.local_solvers import LocalSolver, NoiseStream, Work
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import AllRecords, RecordSampler, batches
 from sordino.parts.releases import on_grid_rows
-from sordino.parts.schedules import MOST, Schedule, at, finite, require, span_of_steps, step_values, travelled
+from sordino.parts.schedules import (
+    MOST,
+    Schedule,
+    at,
+    finite,
+    require,
+    require_values,
+    span_of_steps,
+    step_values,
+    travelled,
+)
 
 NOISE_BLOCK = 1 << 22  # numbers of noise that are drawn at once
 
@@ -35,7 +45,7 @@ class _RecordSolver(LocalSolver):
     def __post_init__(self) -> None:
         fits = isinstance(self.clip_norm, Schedule) or 0 < self.clip_norm < math.inf
         needed = "a positive finite clip norm for every record's gradient"
-        require(fits, "clip", f"clip_norm = {self.clip_norm}", needed, "change clip_norm")
+        require_values(fits, "clip", needed, clip_norm=self.clip_norm)
         found = "a clip norm per layer, or an adaptive one, for " + (self.kind if self.norm == 2 else "L1 norms")
         fits = not self.needs_loop or (isinstance(self, BatchGradient) and self.norm == 2)
         require(fits, "clip", found, "a clip norm that is fixed before the run", "set clip_norm to a number")
@@ -140,9 +150,8 @@ class NoisyLocalSgd(_RecordSolver, kind="noisy_local_sgd"):
         super().__post_init__()
         for noise_multiplier in (self.noise_multiplier, *self.noise_multipliers):
             Gaussian(noise_multiplier)
-        found = f"steps = {brief_repr(self.steps)}, lr = {brief_repr(self.lr)}"
-        fits = 1 <= self.steps <= MOST and finite(self.lr)
-        require(fits, "local work", found, f"from 1 to {MOST:,} steps, and a finite lr", "change steps or lr")
+        fits, needed = 1 <= self.steps <= MOST and finite(self.lr), f"from 1 to {MOST:,} steps, and a finite lr"
+        require_values(fits, "local work", needed, steps=self.steps, lr=self.lr)
 
     def check_rounds(self, rounds: int) -> None:
         found = f"lr = {brief_repr(self.lr)} over {rounds} rounds"

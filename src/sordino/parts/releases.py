@@ -25,7 +25,7 @@ from sordino.codec import Part
 from sordino.codec.boundary import number, of_type, returns, tensor, tensors
 from sordino.errors import PlanError
 from sordino.parts.mechanisms import Gaussian, Mechanism
-from sordino.parts.schedules import require
+from sordino.parts.schedules import require, require_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -422,8 +422,8 @@ class NoiseShares(_WithVoidRounds, kind="noise_shares"):
 
     def __post_init__(self) -> None:
         Gaussian(self.noise_multiplier)
-        found, fix = f"at_least = {self.at_least}", "set at_least to the fewest reports of a valid round"
-        require(self.at_least >= 1, "noise shares", found, "at least 1 report", fix)
+        fix = "set at_least to the fewest reports of a valid round"
+        require_values(self.at_least >= 1, "noise shares", "at least 1 report", fix, at_least=self.at_least)
 
     @property
     def share(self) -> Gaussian:
@@ -518,8 +518,8 @@ class ShuffledNoise(_WithVoidRounds, kind="shuffled_noise"):
     amplified: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        found, fix = f"at_least = {self.at_least}", "set at_least to the fewest reports of a valid round"
-        require(self.at_least >= 1, "shuffling", found, "at least 1 report", fix)
+        fix = "set at_least to the fewest reports of a valid round"
+        require_values(self.at_least >= 1, "shuffling", "at least 1 report", fix, at_least=self.at_least)
 
     def mechanism_of(self, client: int) -> Mechanism:
         return self.mechanism

@@ -26,7 +26,7 @@ from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, brief_repr
 from sordino.parts.record_samplers import SamplingLaw, poisson_law
-from sordino.parts.schedules import CLIENTS, require, share
+from sordino.parts.schedules import CLIENTS, require, require_values, share
 from sordino.rng import Seeded, Streams, secure_generator
 
 Cohort = NDArray[np.int64]
@@ -154,9 +154,8 @@ class Sampler(Part):
 
 
 def _check_count(name: str, value: int) -> None:
-    if not 1 <= value <= CLIENTS:
-        needed, fix = f"at least 1, and at most {CLIENTS:,}", f"set {name} to the number of clients"
-        raise PlanError("sampling", f"{name} = {brief_repr(value)}", needed, fix)
+    needed = f"at least 1, and at most {CLIENTS:,}"
+    require_values(1 <= value <= CLIENTS, "sampling", needed, **{name: value})
 
 
 def _check_cohort_size(population: int, cohort: int) -> None:
@@ -206,9 +205,7 @@ class _PublicCohorts(Sampler):
 
 @dataclass(frozen=True)
 class Everyone(_PublicCohorts, kind="everyone"):
-    """Full participation: all clients are in every round.
-
-    Guarantee: replace one client (sensitivity 2), without amplification."""
+    """Full participation: all clients are in every round, without amplification; neighbours replace one client."""
 
     population: int
     relation: ClassVar[Relation] = "replace_one"
@@ -249,8 +246,8 @@ class Poisson(_RandomCohorts, kind="poisson"):
 
     def __post_init__(self) -> None:
         _check_count("population", self.population)
-        found, fix = f"rate {brief_repr(self.rate)}", "rate = expected cohort / population"
-        require(share(self.rate), "sampling", found, "a rate in (0, 1]", fix)
+        fix = "set rate = expected cohort / population"
+        require_values(share(self.rate), "sampling", "a rate in (0, 1]", fix, rate=self.rate)
         if self.cap is not None:
             _check_count("cap", self.cap)
 
@@ -356,11 +353,11 @@ class FixedSize(_RandomCohorts, kind="fixed"):
 
 @dataclass(frozen=True)
 class RoundRobin(_PublicCohorts, kind="roundrobin"):
-    """Round robin: `cohort` clients take part at a time, in a public order.
+    """Round robin: `cohort` clients take part at a time, in a public order, without amplification.
 
     The order is 0, 1, 2, ..., or another public order that is fixed before the run: `order` names every client once,
     `seed` shuffles the clients. If clients are sorted (silos by target), shuffle them.
-    Guarantee: zero out one client, without amplification; each client is charged for its own rounds, in any order.
+    Guarantee: zero out one client; each client is charged for its own rounds, whatever the order.
     """
 
     population: int
@@ -485,8 +482,8 @@ class CyclicPoisson(_RandomCohorts, kind="cyclic_poisson"):
         found = f"{self.groups} groups of {self.population} clients"
         needed = "a number of groups from 1 to the population"
         require(1 <= self.groups <= self.population, "sampling", found, needed, "lower groups")
-        found, fix = f"rate {brief_repr(self.rate)}", "set rate = groups * cohort / population"
-        require(share(self.rate), "sampling", found, "a rate in (0, 1]", fix)
+        fix = "set rate = groups * cohort / population"
+        require_values(share(self.rate), "sampling", "a rate in (0, 1]", fix, rate=self.rate)
 
     @property
     def _rate(self) -> float:
@@ -556,9 +553,9 @@ class RandomAllocation(_RandomCohorts, kind="random_allocation"):
 
     def __post_init__(self) -> None:
         _check_count("population", self.population)
-        found, needed = f"bins = {brief_repr(self.bins)}", f"at least 2, and at most {allocation.MOST_BINS:,}"
-        fits = 2 <= self.bins <= allocation.MOST_BINS
-        require(fits, "sampling", found, needed, "set bins to the number of rounds in which every client is once")
+        fits, needed = 2 <= self.bins <= allocation.MOST_BINS, f"at least 2, and at most {allocation.MOST_BINS:,}"
+        fix = "set bins to the number of rounds in which every client takes part once"
+        require_values(fits, "sampling", needed, fix, bins=self.bins)
 
     @property
     def pass_rounds(self) -> int:  # type: ignore[override]

@@ -29,6 +29,12 @@ def require(holds: bool, rule: str, found: str, needed: str, fix: str = "") -> N
         raise PlanError(rule, found, needed, fix)
 
 
+def require_values(holds: bool, rule: str, needed: str, fix: str = "", /, **values: Any) -> None:
+    """Raise `PlanError` about named values, such as lr=0.1, unless a condition on them holds."""
+    found = ", ".join(f"{name} = {brief_repr(value)}" for name, value in values.items())
+    require(holds, rule, found, needed, fix or f"change {' or '.join(values)}")
+
+
 class Schedule(Part):
     """Base class of schedules, which give a public number per round, fixed before the run."""
 
@@ -53,8 +59,7 @@ class Schedule(Part):
 
 def _require_finite(**values: float) -> None:
     for name, value in values.items():
-        fits = -sys.float_info.max <= value <= sys.float_info.max
-        require(fits, "schedule", f"{name} = {brief_repr(value)}", "a finite number", f"change {name}")
+        require_values(abs(value) <= sys.float_info.max, "schedule", "a finite number", **{name: value})
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,8 @@ class Decay(Schedule, kind="decay"):
 
     def __post_init__(self) -> None:
         _require_finite(start=self.start, factor=self.factor)
-        found = f"decay factor {self.factor}"
-        require(self.factor > 0, "schedule", found, "a positive number", "set 0.99 to lose 1% a round")
+        fix = "set factor = 0.99 to lose 1% a round"
+        require_values(self.factor > 0, "schedule", "a positive number", fix, factor=self.factor)
 
     def at(self, t: int) -> float:
         try:
@@ -123,7 +128,7 @@ class InverseTime(Schedule, kind="inverse_time"):
 
     def __post_init__(self) -> None:
         _require_finite(scale=self.scale, shift=self.shift)
-        require(self.shift > 0, "schedule", f"shift = {self.shift}", "a positive number", "set shift = 1")
+        require_values(self.shift > 0, "schedule", "a positive number", "set shift = 1", shift=self.shift)
 
     def at(self, t: int) -> float:
         return self.scale / (self.shift + t)
@@ -140,8 +145,7 @@ class Piecewise(Schedule, kind="piecewise"):
 
     def __post_init__(self) -> None:
         _require_finite(start=self.start, factor=self.factor)
-        found = f"piecewise factor {self.factor}"
-        require(self.factor >= 0, "schedule", found, "a number of at least 0", "set 0.1 to divide by 10")
+        require_values(self.factor >= 0, "schedule", "a number of at least 0", factor=self.factor)
 
     def at(self, t: int) -> float:
         try:
@@ -182,8 +186,8 @@ class Travelled(Schedule, kind="travelled"):
     steps: int
 
     def __post_init__(self) -> None:
-        found, needed = f"steps = {brief_repr(self.steps)} of schedule travelled", "from 1 to 1,000,000 steps a round"
-        require(1 <= self.steps <= 10**6, "schedule", found, needed, "set steps to those of the local solver")
+        fix = "set steps to those of the local solver"
+        require_values(1 <= self.steps <= MOST, "schedule", f"from 1 to {MOST:,} steps a round", fix, steps=self.steps)
 
     def span(self, rounds: int) -> tuple[float, float]:
         """Return bounds on the values in `rounds` rounds: `steps` times the smallest and the largest step size."""

@@ -20,9 +20,9 @@ from torch import Tensor
 from sordino.accounting.matrix import workload
 from sordino.codec import Part
 from sordino.codec.boundary import of_type, returns, tensors
-from sordino.errors import PlanError, brief_repr
+from sordino.errors import PlanError
 from sordino.parts.clipping import row_norms
-from sordino.parts.schedules import Schedule, at, finite, natural, positive, require
+from sordino.parts.schedules import Schedule, at, finite, natural, positive, require, require_values
 
 Memory = dict[str, Tensor]
 _DENSE = 4096  # rounds up to which a server with a changing step has its own matrix
@@ -80,10 +80,9 @@ class Average:
     after: int = 0
 
     def __post_init__(self) -> None:
-        found, needed = f"an average whose growth is {self.growth}", "a finite number of at least 1"
-        require(1 <= self.growth < math.inf, "server", found, needed, "set growth = 1, the plain mean")
-        found = f"an average with after = {self.after}"
-        require(self.after >= 0, "server", found, "at least 0 omitted rounds", "set after = 0")
+        fix = "set growth = 1 for the plain mean"
+        require_values(1 <= self.growth < math.inf, "server", "a number of at least 1", fix, growth=self.growth)
+        require_values(self.after >= 0, "server", "at least 0 omitted rounds", after=self.after)
 
     def share(self, count: int) -> float:
         """Return the newest model's weight growth^count / (growth + ... + growth^count), without overflow."""
@@ -109,20 +108,16 @@ def project(params: Tensor, center: Tensor, radius: float) -> Tensor:
 
 
 def _check_lr(lr: float | Schedule) -> None:
-    found, needed = f"lr = {brief_repr(lr)}", "a number in the range of float32"
-    require(finite(lr), "server", found, needed, "set lr = 1.0, as in FedAvg")
+    require_values(finite(lr), "server", "a number in the range of float32", "set lr = 1.0, as in FedAvg", lr=lr)
 
 
 def _check_momentum(momentum: float) -> None:
-    found = f"momentum {brief_repr(momentum)}"
-    require(0 <= momentum < 1, "server", found, "a number in [0, 1)", "set momentum = 0.9, or drop it")
+    require_values(0 <= momentum < 1, "server", "a number in [0, 1)", momentum=momentum)
 
 
 def _check_extras(weight_decay: float, ball: float | None) -> None:
-    found = f"weight_decay {weight_decay}"
-    require(natural(weight_decay), "server", found, "a finite number of at least 0", "set weight_decay = 0")
-    found, fix = f"a ball of radius {ball}", "drop ball for no projection"
-    require(positive(ball), "server", found, "a positive finite radius", fix)
+    require_values(natural(weight_decay), "server", "a finite number of at least 0", weight_decay=weight_decay)
+    require_values(positive(ball), "server", "a positive finite radius", "drop ball for no projection", ball=ball)
 
 
 @dataclass(frozen=True)
@@ -208,9 +203,8 @@ class _Moments(ServerOptimizer):
     def __post_init__(self) -> None:
         _check_lr(self.lr)
         betas = [self.beta1, *([self.beta2] if isinstance(self, Adam | Yogi) else [])]
-        found = f"betas {', '.join(brief_repr(beta) for beta in betas)}, floor {brief_repr(self.floor)}"
         fits = all(0 <= beta < 1 for beta in betas) and positive(self.floor)
-        require(fits, "server", found, "betas in [0, 1), floor > 0", "use the defaults")
+        require_values(fits, "server", "betas in [0, 1), floor > 0", betas=betas, floor=self.floor)
 
     @abstractmethod
     def second_moment(self, second: Tensor, squares: Tensor) -> Tensor:
@@ -322,10 +316,10 @@ class Accelerated(ServerOptimizer, kind="accelerated"):
     ball: float | None = None
 
     def __post_init__(self) -> None:
-        found, fix = f"an accelerated server with v = {self.v}", "set v to twice the smoothness of the loss"
-        require(positive(self.v), "server", found, "a positive finite v", fix)
-        found, needed = f"mu = {self.mu}", "a finite number of at least 0"
-        require(natural(self.mu), "server", found, needed, "set mu = 0 for a convex loss")
+        fix = "set v to twice the smoothness of the loss"
+        require_values(positive(self.v), "server", "a positive finite number", fix, v=self.v)
+        fix = "set mu = 0 for a convex loss"
+        require_values(natural(self.mu), "server", "a finite number of at least 0", fix, mu=self.mu)
         _check_extras(self.weight_decay, self.ball)
 
     def init(self, params: Tensor) -> Memory:

@@ -19,7 +19,7 @@ from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor
 from sordino.errors import PlanError
 from sordino.parts.encoding import Noised, NoiseStd, Postprocess, Public, Step
-from sordino.parts.schedules import require, share
+from sordino.parts.schedules import require, require_values, share
 from sordino.rng import Seeded
 
 
@@ -37,7 +37,7 @@ def keep_largest_of_each(rows: Tensor, scores: Tensor, keep: float, sizes: Seque
 
 def _check_keep(keep: float) -> None:
     fix = "set keep = 0.4, for example, to keep 40% of the coordinates"
-    require(share(keep), "sparsity", f"keep = {keep}", "a fraction in (0, 1]", fix)
+    require_values(share(keep), "sparsity", "a fraction in (0, 1]", fix, keep=keep)
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,7 @@ class ReleasedMask(MaskSource, kind="released"):
     fade: ClassVar[float] = 0.9  # per round
 
     def __post_init__(self) -> None:
-        found, fits = f"explore = {self.explore}", 0 <= self.explore < 1
-        require(fits, "sparsity", found, "a fraction in [0, 1)", "set explore = 0.2")
+        require_values(0 <= self.explore < 1, "sparsity", "a fraction in [0, 1)", explore=self.explore)
 
     def remember(self, before: Tensor | None, mean: Tensor) -> Tensor | None:
         return mean if before is None else self.fade * before + mean

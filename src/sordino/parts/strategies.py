@@ -21,7 +21,7 @@ from sordino.accounting.sensitivity import Floats, Patterns
 from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor, tensors
 from sordino.errors import PlanError
-from sordino.parts.schedules import require
+from sordino.parts.schedules import require, require_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -175,7 +175,7 @@ class Identity(Toeplitz, kind="identity"):
 
 def _check_count(name: str, value: int, most: int = 100_000) -> None:
     needed = f"at least 1, and at most {most:,}"
-    require(1 <= value <= most, "correlated noise", f"{name} = {value}", needed, f"change {name}")
+    require_values(1 <= value <= most, "correlated noise", needed, **{name: value})
 
 
 @dataclass(frozen=True)
@@ -235,9 +235,8 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
 
 
 def _check_forget(forget: float | None) -> None:
-    fits = forget is None or 0.0 <= forget < 1.0
-    fix = "set 0 to optimise prefix sums, or drop forget for 2 / rounds"
-    require(fits, "correlated noise", f"forget = {forget}", "a number in [0, 1)", fix)
+    fits, fix = forget is None or 0.0 <= forget < 1.0, "set 0 to optimise prefix sums, or drop forget for 2 / rounds"
+    require_values(fits, "correlated noise", "a number in [0, 1)", fix, forget=forget)
 
 
 def _rounded(values: Iterable[float]) -> tuple[float, ...]:
@@ -366,7 +365,7 @@ class Banded(_Banded, kind="banded"):
         fits = not len(first) or (len(first) <= self.width and first[0] == 1.0 and bool(np.isfinite(first).all()))
         needed = "at most `width` finite numbers that begin with 1"
         require(fits, rule, f"{len(first)} coefficients", needed, "drop them: plan.fitted() computes them")
-        require(self.ends >= 0, rule, f"ends = {self.ends}", "the number of rounds of the run", fix)
+        require_values(self.ends >= 0, rule, "the number of rounds of the run", fix, ends=self.ends)
         fits = len(self.drift) == len(first) and self.drift[:1] == (0.0,) and self.ends > 0
         needed = "a finite number for each coefficient, that of the first 0, and `ends`"
         sound = not self.drift or (fits and bool(np.isfinite(self.drift).all()))
