@@ -108,7 +108,7 @@ class PrivateTrainer(Trainer):
         return found
 
     def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute the gradients of a batch, with step() after every piece but the last; the Trainer calls the last."""
+        """Compute the gradients of a batch, and step() on every piece except the last, on which the Trainer steps."""
         assert self.steps is not None
         loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         while (piece := self.private.pending.piece) is not None and not piece.last:

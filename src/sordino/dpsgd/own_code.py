@@ -147,8 +147,7 @@ class RecordTransform(TracedFunction):
 
 
 def given_loss(loss: str | PerRecord, model: nn.Module) -> tuple[PerRecord, bool]:
-    """Return a loss function, or a built-in one by its name, and whether each value is known to depend on one record
-    alone.
+    """Return the loss, a function or the name of a built-in one, and whether each value depends on one record alone.
 
     A built-in loss takes a model's output or its `logits`; for a causal language model the labels are the next tokens.
     """

@@ -138,11 +138,9 @@ class RemoteWorker(Worker):
         heard = self._ask_until(wanted, lambda found: len(found.replies) >= least)
         self._log_refusals(heard.refused)
         if heard.refused:
-            said = "; ".join(
-                f"{self.name(client)}, which refuses this plan ({heard.refused[client]})"
-                for client in sorted(heard.refused)
-            )
-            raise EngineError(said, "a plan that all policies allow")
+            refused = sorted(heard.refused.items())
+            found = "; ".join(f"{self.name(client)}, which refuses this plan ({why})" for client, why in refused)
+            raise EngineError(found, "a plan that all silos accept", "change the plan, or the policies of these silos")
         self._check_encodings({client: reply.encoding for client, reply in sorted(heard.replies.items())})
 
     def name(self, client: int) -> str:
@@ -181,7 +179,7 @@ class RemoteWorker(Worker):
         return self._sum(heard, heard.refused)
 
     def _log_refusals(self, refused: Mapping[int, str]) -> None:
-        """Hand the reasons of all clients that refused to the transport's log, if it has one."""
+        """Write the reasons of all clients that refused to the transport's log, if it has one."""
         log: Callable[[Mapping[int, str]], None] | None = getattr(self.engine.transport, "log_refusals", None)
         if log is not None and refused:
             log(refused)
@@ -214,7 +212,7 @@ class RemoteWorker(Worker):
         return f"{sentence}: {len(heard.reported)} did{self.in_words(why)}"
 
     def in_words(self, why: Mapping[int, str]) -> str:
-        """Return the reasons of all clients that did not report, by name."""
+        """Return the reasons of clients that sent no message as text, with the clients' names."""
         return "".join(f"; {self.name(client)}: {reason}" for client, reason in sorted(why.items()))
 
     def _receipts(self, charges: Mapping[int, int]) -> tuple[Receipt, ...]:
