@@ -101,7 +101,8 @@ def certificate_alone(target: Path) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError) as error:
         if isinstance(error, CertificateError):
             raise
-        raise CertificateError(target.name, f"{target.name} is no certificate of this version ({error})") from None
+        wrong = f"{target.name} is no certificate of this version ({error}); check it with the version that wrote it"
+        raise CertificateError(target.name, wrong) from None
     return found
 
 

@@ -410,10 +410,10 @@ def certify(path: Path) -> SavedCertificate:
     except (ValueError, KeyError, TypeError, RecursionError, UserError) as error:
         raise CertificateError(name, f"{name} cannot be read as the certificate of a private loop ({error})") from None
     if facts.loop is None:
-        raise CertificateError(name, f"{name} is not the certificate of a private loop")
+        raise CertificateError(name, f"{name} is not the certificate of a private loop; name the folder of a run")
     line = run_cost(plan, facts).line("models")
     if facts.ledger is not None and not facts.ledger.covers(tuple(Item(*entry) for entry in line.entries if entry[1])):
-        raise CertificateError(name, f"{name} certifies a larger cost than its ledger was charged")
+        raise CertificateError(name, f"{name} certifies a larger cost than its ledger was charged; save it again")
     computed = _content(plan, facts)
     compare_text(stored, text, computed, name)
     return SavedCertificate(plan, facts, computed["certificate"])

@@ -294,7 +294,7 @@ def _piece(module: Conv, x: Tensor, cut: Callable[[Tensor], Tensor], outputs: Te
 
 
 def _weight_gradient(module: Conv, slopes: Tensor, x: Tensor) -> Tensor:
-    """Return sum_j dW_j from the output gradients `slopes` of images x, by torch's own backward of a convolution."""
+    """Return the weight gradient of a convolution, summed over images x with output gradients `slopes`, by torch."""
     padded = module.padding_mode != "zeros"  # then x is padded already
     image = slopes.view(len(slopes), *_sides(module, x if padded else _padded(module, x[:1])), -1).movedim(-1, 1)
     pads = [0] * len(module.stride) if padded else list(module._reversed_padding_repeated_twice[::-2])

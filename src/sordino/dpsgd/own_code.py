@@ -549,7 +549,7 @@ class LossCheck:
             raise PlanError("reduction", found, _TERM, _SURE)
         apparent = self._apparent(factor, size, seen.output[0].numel())
         if apparent is None and self.first is not None and not _near(size / self.first[0], 1.0, 0.01):
-            raise _unknown(f"a loss ({name}) over a number that is neither constant nor the size of the batch")
+            raise _unknown(f"a loss ({name}) divided by a number that is neither constant nor the size of the batch")
         self.first = self.first or (size, factor)
         if apparent is not None and apparent != self.declared:
             self.first = self.known = None

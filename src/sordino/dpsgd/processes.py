@@ -108,7 +108,7 @@ class Ranks:
         if error is not None:
             raise error
         if refused:
-            raise BudgetError(refused[0] or "rank 0 failed without a message")
+            raise BudgetError(refused[0] or "rank 0 failed without a message; see its output")
 
     def _share_key(self, key: int) -> int:
         """Broadcast rank 0's random key; return it on every rank."""

@@ -299,7 +299,8 @@ def check_encoding(job: Job, task: Task) -> None:
 def noised_reply(worker: InProcessWorker, job: Job, pay: Callable[[Job], int]) -> Reply:
     """Train, encode, charge, add noise and return the reply to one job."""
     if job.public is None or job.start is None:
-        raise DataError("an admission question in place of a round's job", "a job with public values and a model")
+        found, needed = "an admission question in place of a round's job", "a job with public values and a model"
+        raise DataError(found, needed, "install the same version of sordino on both sides")
     check_client(job, worker.task)
     charges = pay(job) if worker.noisy else 0
     [(who, rows, _)] = worker.encoded(ClientJob(job.public, job.start, np.array([job.client])))

@@ -279,7 +279,7 @@ def certify(out: Path) -> dict[str, Any]:
     try:
         read = parse(stored)
     except ValueError as error:
-        raise CertificateError(CERTIFICATE, f"{CERTIFICATE} is not a certificate ({error})") from None
+        raise CertificateError(CERTIFICATE, f"{CERTIFICATE} is not a certificate ({error}); restore the file") from None
     computed: dict[str, Any] = json.loads(json.dumps(found.certificate()))
     compare_text(read, stored.decode(), computed)
     return computed
