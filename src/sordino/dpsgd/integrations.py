@@ -182,7 +182,6 @@ def _kind_of_loss(model: nn.Module, private: dict[str, Any]) -> Any:
 
 
 def _check_arguments(args: TrainingArguments) -> None:
-    """Refuse training arguments that would make the loop differ from the certified one."""
     for name, (taken, fix) in _REFUSED.items():
         value = getattr(args, name, taken[0])
         if value not in taken:

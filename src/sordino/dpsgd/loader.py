@@ -342,7 +342,6 @@ class BatchSampler(Sampler[list[int]]):
         return records.draw(t, 0, records.size(0), self.streams.at(t, "batches"))
 
     def _check_separation(self, t: int) -> None:
-        """Refuse a batch with a record that was read fewer than `min_separation` steps ago."""
         records, rows = self.account.settings.records, self.batches[t]
         separation = records.min_separation(0)
         if separation is None:

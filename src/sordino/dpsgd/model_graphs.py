@@ -377,7 +377,6 @@ class ModelGraphs:
 
     @torch.no_grad()
     def _refuse_writes(self, graph: Captured, args: Any, kwargs: Any) -> None:
-        """Refuse a graph that writes into the model's parameters or buffers, which would store private records."""
         named = [("parameter", self.model.named_parameters()), ("buffer", self.model.named_buffers())]
         before = [(kind, name, tensor, tensor._version) for kind, found in named for name, tensor in found]
         with forked_rng():

@@ -284,7 +284,6 @@ def _checked_shape(values: Any, size: int) -> Tensor:
 
 
 def _refuse_mixing(together: Tensor, alone: Tensor, alike: bool = True) -> None:
-    """Refuse losses of records in a batch that differ from the losses of the same records alone."""
     if not alike or not torch.allclose(together, alone, rtol=1e-3, atol=1e-5, equal_nan=True):
         found = "a loss whose value for one record depends on the other records of the batch"
         fix = "divide by a constant or by a count of the record itself, never by a count of the batch"
@@ -296,7 +295,6 @@ def _classes(out: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
 
 
 def _tokens(out: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Return the cross-entropy of every token, for logits [b, T, classes] and labels [b, T]."""
     if out.dim() != y.dim() + 1 or y.dim() < 2:
         raise ValueError("no tokens")
     return _classes(out.flatten(0, -2), y.flatten(), smoothing)

@@ -198,7 +198,6 @@ def _check_choices(noise: str, reduction: str, own_code: str | None, own_loss: b
 
 
 def _read_users(ids: Any, loader: DataLoader[Any], prepare: Standardise | None) -> Users | None:
-    """Return the users of the data set's records; None if the record is the unit."""
     if ids is None:
         return None
     if prepare is not None:
@@ -297,7 +296,6 @@ def _trained(optimizer: Optimizer, shards: Shards) -> set[Tensor]:
 
 
 def _freeze_others(model: nn.Module, optimizer: Optimizer, shards: Shards) -> None:
-    """Freeze the parameters that the optimizer does not hold."""
     held = _parameters_of(optimizer, shards)
     for parameter in model.parameters():
         if parameter not in held:

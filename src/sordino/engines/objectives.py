@@ -276,7 +276,6 @@ def choose_path(plan: Plan, task: Task, path: Path | None = None) -> ExecutionPa
 
 
 def _is_small(plan: Plan, task: Task) -> bool:
-    """Return whether one local step has few floating-point operations, and vmap can run the model."""
     flops = step_flops(task, getattr(plan.local, "batch", None) or NOMINAL)
     return flops < BATCH_BELOW.get(task.device.type, GUESS) and can_batch(task)
 

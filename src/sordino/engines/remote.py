@@ -149,7 +149,6 @@ class RemoteWorker(Worker):
         return f"client {client} ({names[client]})" if names else f"client {client}"
 
     def _check_encodings(self, found: Mapping[int, str]) -> None:
-        """Refuse a run whose silos encode their records differently, so that a column has different meanings."""
         declared = [each for each in found.values() if each]
         usual = self.encoding or max(declared, key=declared.count, default="")
         others = [client for client, own in found.items() if own != usual]
@@ -179,7 +178,6 @@ class RemoteWorker(Worker):
         return self._sum(heard, heard.refused)
 
     def _log_refusals(self, refused: Mapping[int, str]) -> None:
-        """Write the reasons of all clients that refused to the transport's log, if it has one."""
         log: Callable[[Mapping[int, str]], None] | None = getattr(self.engine.transport, "log_refusals", None)
         if log is not None and refused:
             log(refused)

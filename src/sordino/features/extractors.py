@@ -138,7 +138,6 @@ def _raw(module: nn.Module, records: Tensor, batch: int, name: str) -> Tensor:
 
 
 def _pixels(records: Tensor) -> Tensor:
-    """Return bytes as values from 0 to 1; integers of other types (tokens) and floats stay the same."""
     return records.float() / 255 if records.dtype == torch.uint8 else records
 
 
