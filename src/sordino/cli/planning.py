@@ -27,7 +27,7 @@ CERTIFIED = (
 )  # fmt: skip
 SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle", "allocation")
 FREE = ("noise_multiplier", "rounds", "cohort")
-SMOOTHING_PAYS = 15.0  # noise to signal from which Laplacian smoothing gains accuracy on CNNs: docs/papers.md
+SMOOTHING_PAYS = 18.0  # noise to signal from which Laplacian smoothing gains accuracy on CNNs: docs/papers.md
 
 
 @app.command()
