@@ -101,14 +101,14 @@ class Account:
         return number
 
     def charge_preparation(self) -> None:
-        """Charge the releases of mean and scale before their noise is drawn."""
+        """Charge the releases of the records' mean and scale (`prepare=`) before their noise is drawn."""
         if self.ledger is not None:
             self.ledger.charge_preparation(self.run)
         _PREPARED_HERE[self.run] = _PREPARED_HERE.get(self.run, 0) + 1
 
     @property
     def prepared(self) -> int:
-        """Number of times that mean and scale were released, by this process or the ledger; 0 if the plan has none."""
+        """Number of releases of the records' mean and scale, in this process or the ledger; 0 if the plan has none."""
         if not self.settings.plan.prepare:
             return 0
         known = 0 if self.ledger is None else self.ledger.known_preparations(self.run)

@@ -399,7 +399,7 @@ class OutputGradient:
                 return None
 
     def recognise(self) -> tuple[str, float] | None:
-        """Return name and factor of the loss in `KNOWN` whose summed gradient, times the factor, was observed."""
+        """Return the loss in `KNOWN` whose summed gradient is proportional to the observed one, and the factor."""
         names = (*KNOWN, *(f"{base}{SMOOTHED}{found}" for base in _SMOOTHED if (found := self._smoothing(base))))
         return next(((name, factor) for name in names if (factor := self._factor(name))), None)
 

@@ -196,7 +196,7 @@ class Recording:
         self.warning.begin()
 
     def clipped_sum(self, groups: Sequence[ClipGroup], scale: float) -> tuple[dict[str, Tensor], Tensor, int]:
-        """Return the batch's clipped gradient sum by parameter name, norms [groups, b], and how many are not finite."""
+        """Return the batch's clipped gradient sum by parameter name, all norms, and how many norms are not finite."""
         owners = None if self.current is None else self.current.owners
         with ieee_products():
             pieces, units = self.tape.pieces() if self.tape.batch else {}, self.tape.batch

@@ -153,7 +153,7 @@ def one_by_one(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, 
 def _flat(
     function: Callable[..., Any], leaves: Sequence[Any], dims: Dims
 ) -> tuple[Callable[..., list[Tensor]], list[Any], list[Tensor], list[int]]:
-    """Return `function` for flat tensors of one record, a list for its output's structure, the tensors, their axes."""
+    """Return `function` for the tensors of one record, a list that receives its output's structure, tensors, axes."""
     forms: list[Any] = []
 
     def one(*items: Tensor) -> list[Tensor]:

@@ -185,7 +185,7 @@ class ManyClients(Copies):
         self.records = RecordSums(self.model, losses, task.layout)
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
-        """Return each client's sum [m, d] of clipped per-record gradients."""
+        """Return each client's sum of clipped per-record gradients, at that client's parameters in `w`."""
         self.program.check("record")
         masks = batch.mask if batch.mask is not None else [None] * len(w)
         each = [
@@ -202,7 +202,7 @@ class ManyClients(Copies):
         self.records.state.check(full=True)
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
-        """Return the gradients [m, d] of each client's mean loss, at that client's parameters in w [m, d]."""
+        """Return the gradient of each client's mean loss, at that client's parameters in `w`."""
         mask = batch.mask if batch.mask is not None else w.new_ones(batch.y.shape[:2])
         return self.layout.rows(self.slopes(self.layout.views(w), batch.x, batch.y, mask.to(w.dtype)), len(w))
 

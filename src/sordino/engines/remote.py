@@ -183,7 +183,7 @@ class RemoteWorker(Worker):
             log(refused)
 
     def _ask_until(self, wanted: Mapping[int, Job], enough: Callable[[Answers], bool]) -> Answers:
-        """Send jobs, and again to clients without a reply (at most `tries` times), until `enough` of the replies."""
+        """Send jobs to all clients, then again to those without a reply, until `enough` accepts the replies."""
         heard = Answers()
         for _ in range(self.engine.tries):
             left = {client: job for client, job in wanted.items() if client not in heard.replies}
