@@ -106,7 +106,7 @@ def noise_to_signal(config: Config) -> dict[str, float] | None:
 
 
 def noise_ratio(plan: Plan, parameters: int) -> float:
-    """Return z sqrt(d) / S of a plan for d parameters."""
+    """Return the norm of the noise in a round's mean update, in clip norms, for a model of this many parameters."""
     cohort = np.arange(max(1, round(plan.clients.expected)), dtype=np.int64)
     summed = plan.release.denominator(plan.clients.expected, len(cohort))
     summed *= 1.0 if plan.local.reads is None else plan.local.reads.count
