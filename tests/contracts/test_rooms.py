@@ -22,7 +22,7 @@ ORDER = (
     *("report", "runs", "federation", "tuning", "audit", "training", "cli"),  # what is built on it
 )
 ROOT = Path(sordino.__file__).parent
-MOST_FILES, MOST_LINES, MOST_NAMES = 178, 45_080, 32
+MOST_FILES, MOST_LINES, MOST_NAMES = 178, 45_260, 32
 FILES = sorted(ROOT.rglob("*.py"))
 
 
