@@ -36,7 +36,7 @@ test-hosts: $(DEPLOY)/.installed
 # A round beside an echo, and CPU beside Flower's subprocess mode, as ratios. About five minutes; not in CI.
 .PHONY: bench-deploy
 bench-deploy: $(DEPLOY)/.installed
-	OMP_NUM_THREADS=1 $(DEPLOY)/bin/python -m pytest -W default -s tests/deploy/bench_wire.py
+	OMP_NUM_THREADS=1 $(DEPLOY)/bin/python -m pytest -W default -s tests/deploy/bench_wire.py tests/deploy/bench_secure_sum.py
 
 $(DEPLOY)/.installed: pyproject.toml constraints.txt tests/deploy/constraints.txt
 	$(PYTHON) -m venv $(DEPLOY)
@@ -75,9 +75,15 @@ PEERS := benchmarks/peers
 PEER_TEXTS := $(filter-out $(PEERS)/jax.txt,$(wildcard $(PEERS)/*.txt))
 PEER_VENVS := $(patsubst $(PEERS)/%.txt,$(PEERS)/.venv-%/.installed,$(PEER_TEXTS))
 .PHONY: bench-peers
-bench-peers: install $(PEER_VENVS)
+bench-peers: install $(PEER_VENVS) bench-lint
 	$(BIN)/python $(PEERS)/federated.py --minutes 12.5
 	$(BIN)/python $(PEERS)/run.py --minutes 6.5
+
+# What the peers themselves claim for the settings of docs/lint.md, in lint.json. A minute, and their installation.
+.PHONY: bench-lint
+bench-lint: $(foreach name,opacus pfl flwr jax,$(PEERS)/.venv-$(name)/.installed)
+	$(PEERS)/.venv-flwr/bin/pip install --quiet --no-deps --ignore-requires-python fl4health==0.4.2
+	$(PYTHON) $(PEERS)/lint_claims.py
 
 # DP-SGD on nets drawn at random, beside plain SGD and Opacus: time and memory of a step. Up to 15 minutes; not in CI.
 .PHONY: bench-nets

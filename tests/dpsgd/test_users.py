@@ -254,6 +254,7 @@ def test_live_tensors_of_every_physical_batch_take_at_most_the_memory(memory: st
     assert bounded[1].steps == 1
     assert sum(sizes) == 50
     assert most <= parse_bytes(memory)
+    assert bounded[2].pieces.max_size is not None
     assert max(sizes) <= bounded[2].pieces.max_size
 
 

@@ -105,5 +105,5 @@ def test_a_plan_that_protects_clients_takes_no_person_column(tmp_path: Path) -> 
     table = {"dataset": "csv", "options": {"path": "a.csv", "target": "y", "person": {"column": "w", "rows": 1}}}
     recipe = {"name": "dp_fed_avg", "clients": {"kind": "poisson", "population": 60, "rate": 0.5}, "rounds": 2}
     recipe |= {"epochs": 1, "batch": 8, "lr": 0.1, "clip_norm": 1.0, "noise_multiplier": 1.0}
-    with pytest.raises(ConfigError, match="a person column in a plan that protects one client"):
+    with pytest.raises(ConfigError, match="a person column in a plan whose privacy unit is a client"):
         parse({"task": table, "recipe": recipe})

@@ -1,4 +1,4 @@
-"""`make_private`, the entry point of DP-SGD: private versions of a model, an optimizer and a loader, or a refusal."""
+"""Entry point of DP-SGD: `make_private` returns private versions of a model, an optimizer and a loader."""
 
 from __future__ import annotations
 
@@ -88,25 +88,28 @@ def make_private(
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """Make a training loop DP-SGD: (epsilon, delta) for `epochs` passes over the data, add or remove one record.
 
-    `steps` plans a number of steps instead of `epochs`. `epsilon` is solved for the noise multiplier, or
-    `noise_multiplier` gives it; delta defaults to min(records^-1.1, 1e-3); 1e-5 is accepted while records * 1e-5 < 1.
-    `clip_norm` C bounds the gradient of every record, over all parameters: scaled by min(1, C / its norm); with
-    clip="per_layer" each of L layers by itself, to C / sqrt(L). A dict {"layer or prefix": C_l} names groups that are
-    clipped by themselves, and the bound is C = sqrt(sum C_l^2): the noise is N(0, (z C)^2) per coordinate in any case.
-    `clip_norm=Adaptive(start)` follows a quantile of the norms, by one more noised coordinate. A `noise_multiplier` may
-    change: a function of the step, a schedule, or a number per step or epoch, each step charged by its own; with
-    `epsilon` too it is only a shape, times the smallest factor that meets epsilon. `smoothing` is the strength of the
-    Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes the expected size of a
-    Poisson batch; `max_physical_batch_size` limits the number of records computed at once. `reduction` is that of the
-    loop's loss; with `loss`, a function (output, target) -> one value per record or a kind ("cross_entropy",
-    "tokens": of the logits, where a model of transformers answers with more), the loop calls optimizer.loss(model(x),
-    y).backward() instead. noise="secure" for a model that is to be released. Parameters that the optimizer does not
-    hold are frozen.
+    `steps` plans a number of steps instead of `epochs`. The noise multiplier z is calibrated to `epsilon`, or given by
+    `noise_multiplier`. `delta` is by default min(records^-1.1, 1e-3); 1e-5 is accepted while records * 1e-5 < 1.
+
+    The gradient of every record over all parameters is clipped to norm C = `clip_norm`; with clip="per_layer" each of L
+    layers is clipped to C / sqrt(L). A dict {"layer or prefix": C_l} names groups of parameters, each clipped to its
+    own C_l; then C = sqrt(sum C_l^2). In all cases the noise is N(0, (z C)^2) per coordinate. With
+    `clip_norm=Adaptive(start)`, C follows a quantile of the norms, which costs one more noised coordinate.
+    `noise_multiplier` may change from step to step: it is then a function of the step, a schedule, or a number per step
+    or epoch, and each step is charged by its own; with `epsilon` as well, it is scaled by the smallest factor that
+    meets epsilon.
+
+    `smoothing` is the strength of Laplacian smoothing (0: DP-SGD, DP-Adam; above 0: DP-LSSGD, DP-LSAdam). The loader's
+    batch_size becomes the expected size of a Poisson batch; `max_physical_batch_size` limits the number of records
+    computed at once, and `memory` ("2 GB") chooses that number. `reduction` is that of the loop's loss. With `loss`,
+    which is a function (output, target) -> one value per record, or the name of a loss ("cross_entropy", "tokens"), the
+    loop calls optimizer.loss(model(x), y).backward() instead. Use noise="secure" for a model that is to be released.
+    Parameters that the optimizer does not hold are frozen.
 
     Records run through graphs of the model, of `loss` and of `transform`, captured on synthetic records; the
-    certificate's `own_code` says what is proved about them. `transform` is applied to the inputs of every batch, before
-    the loop gets them. A model, loss or loop of which no graph can be captured is refused, unless own_code="trusted":
-    then you vouch that it keeps the records of a batch independent, and the certificate says so.
+    certificate's `own_code` states what is proved about them. `transform` is applied to the inputs of every batch,
+    before the loop gets them. A model, loss or loop of which no graph can be captured is refused, unless
+    own_code="trusted": then you guarantee that the records of a batch are independent, and the certificate states it.
 
     `prepare=Standardise(...)` centres and scales the records by a mean and a scale that are released with noise at the
     first batch; both are part of epsilon, and `loader.scaler.moments()` returns them.
@@ -121,13 +124,13 @@ def make_private(
     that is begun is charged as a whole; a loop that is resumed in the middle of a pass begins another one.
 
     `ledger` is a file to which all runs on the same data are charged, and `dataset` the name of the data in it. A loop
-    that exceeds the data set's limit is refused here. All planned steps are charged before the first noise is drawn;
-    further steps, and steps repeated after an older checkpoint, are charged before they are taken.
+    that exceeds the data set's limit is refused by this call. All planned steps are charged before the first noise is
+    drawn; further steps, and steps repeated after an older checkpoint, are charged before they are taken.
 
     With a `strategy` (Banded(10), ...) the noise is correlated: later steps cancel a part of earlier noise. Batches
-    follow one shuffled order, the same in every epoch; each record is read once per epoch, and records that fill no
-    batch are never read. Nothing is amplified, neighbours replace one record, and no step can be taken after the
-    planned ones. The noise state is in the optimizer's state_dict: keep that file secret.
+    follow one random order, the same in every epoch; each record is read once per epoch, and records that fill no
+    batch are never read. There is no amplification by sampling, neighbours replace one record, and no step can be taken
+    after the planned ones. The noise state is in the optimizer's state_dict, which must stay secret.
 
     If torch.distributed is initialised (torchrun), all ranks call this with the same arguments: batch_size counts the
     records of all ranks, each rank gets its part of every batch, and the step sums over ranks before adding noise. A
@@ -143,7 +146,7 @@ def make_private(
     _check_labels(model, loader.dataset)
     check_collate(loader)
     if _chosen_by_memory(memory, max_physical_batch_size):
-        held, raw = _held(optimizer, shards), transform is None
+        held, raw = _parameters_of(optimizer, shards), transform is None
         max_physical_batch_size = _physical_size(model, held, loader, memory, raw, owners is not None)
     delta = checked_delta(delta, size, allow_large_delta, "records" if owners is None else "users")
     chosen = batches(loader.batch_size or 0, size, strategy, sampling)
@@ -209,12 +212,11 @@ def _read_users(ids: Any, loader: DataLoader[Any], prepare: Standardise | None) 
 
 
 def _refuse_prepared(*parts: Any) -> None:
-    """Refuse objects prepared by accelerate, whose loader and optimizer skip batches and steps."""
     for part in parts:
         if type(part).__module__.startswith("accelerate.") or "_original_forward" in vars(part):
             found = f"a {type(part).__name__} that accelerator.prepare has prepared"
-            fix = "accelerator.prepare(*make_private(model, optimizer, loader, ...)), in this order"
-            raise ConfigError(found, "the model, the optimizer and the DataLoader themselves", fix)
+            fix = "call accelerator.prepare(*make_private(model, optimizer, loader, ...)), in this order"
+            raise ConfigError(found, "the model, the optimizer and the DataLoader before accelerator.prepare", fix)
 
 
 def _join_ranks(
@@ -241,17 +243,17 @@ def _join_ranks(
     return ranks
 
 
-def _held(optimizer: Optimizer, shards: Shards) -> set[Tensor]:
-    """Return the model's parameters that the optimizer holds."""
+def _parameters_of(optimizer: Optimizer, shards: Shards) -> set[Tensor]:
     return {shards.of(p) for group in optimizer.param_groups for p in group["params"]}
 
 
 def _chosen_by_memory(memory: str | int | None, given: int | None) -> TypeGuard[str | int]:
-    """Return whether `memory` chooses the physical batch size; refuse both, and a size below 1."""
+    """Return whether `memory` chooses the physical batch size; refuse both options together, and a size below 1."""
     if given is not None and memory is not None:
-        raise ConfigError("memory and max_physical_batch_size", "one of them: memory chooses the other")
+        raise ConfigError("memory and max_physical_batch_size", "one of the two", "remove max_physical_batch_size")
     if given is not None and given < 1:
-        raise ConfigError(f"max_physical_batch_size = {given}", "a whole number of at least 1")
+        found = f"max_physical_batch_size = {given}"
+        raise ConfigError(found, "a whole number of at least 1", "leave it out to compute a batch at once")
     return memory is not None
 
 
@@ -283,37 +285,36 @@ def _physical_size(
         size = max(small, largest_batch(lambda size: peak(size, 0) + 4 * KEPT, bound, most))
         one = 0 if size else peak(1, KEPT)
     except (UntraceableError, PlanError, DataError, RuntimeError, TypeError, ValueError, IndexError) as error:
-        found = f"memory, and a model that does not run on synthetic records as model(x) ({error})"
-        raise ConfigError(found, "a model whose memory can be measured so", fix) from None
+        found = f"memory= with a model that does not run as model(x) on synthetic records ({error})"
+        raise ConfigError(found, "a model whose memory can be measured on such records", fix) from None
     finally:
         for p in others:
             p.requires_grad_(True)
     if not size:
         found = f"memory = {memory!r}, where a pass over one record takes {one:,} bytes"
-        raise ConfigError(found, "room for one record at least", "raise memory, or take a smaller model")
+        raise ConfigError(found, "memory for at least one record", "raise memory, or take a smaller model")
     return size
 
 
 def _trained(optimizer: Optimizer, shards: Shards) -> set[Tensor]:
-    """Return the parameters of the model that the optimizer holds and trains."""
     return {shards.of(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
 
 
 def _freeze_others(model: nn.Module, optimizer: Optimizer, shards: Shards) -> None:
-    """Freeze parameters that the optimizer does not hold: they are no part of a record's gradient."""
-    held = _held(optimizer, shards)
+    """Freeze the parameters that the optimizer does not hold."""
+    held = _parameters_of(optimizer, shards)
     for parameter in model.parameters():
         if parameter not in held:
             parameter.requires_grad_(False)
 
 
 def _check_layers(model: nn.Module) -> None:
-    """Refuse layers that mix records, and gradient checkpointing: its second forward pass is not recorded."""
+    """Refuse layers that mix records, and gradient checkpointing, whose second forward pass is not recorded."""
     refuse_layers(model, statistics=False)
     for name, part in model.named_modules():
         if getattr(part, "gradient_checkpointing", False) is True:
             found = f"layer '{name}' with gradient checkpointing, which runs again in the backward pass"
-            fix = "model.gradient_checkpointing_disable(), and max_physical_batch_size for the memory"
+            fix = "call model.gradient_checkpointing_disable(), and set max_physical_batch_size to save memory"
             raise PlanError("per-record", found, "layers that run once for each batch", fix)
     refuse_mixing(model)
 
@@ -322,7 +323,8 @@ def _check_loader(loader: DataLoader[Any], users: Users | None = None) -> int:
     """Return the number of records, or of users; refuse a loader from which no Poisson batch can be drawn."""
     dataset: Any = loader.dataset
     if isinstance(loader, PrivateLoader):
-        raise ConfigError("a loader that make_private has already returned", "the original DataLoader")
+        found, fix = "a loader that make_private has already returned", "pass the DataLoader that you built"
+        raise ConfigError(found, "the original DataLoader", fix)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         needed = "a data set with __len__ and __getitem__"
         raise DataError("a data set that can only be iterated", needed, "read it into a list")
@@ -353,26 +355,24 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer, shards: Shards) -> 
         raise ConfigError(found, "an ordinary model and optimizer", "call optimizer.detach() first")
     if isinstance(optimizer, LBFGS):
         raise ConfigError("LBFGS, which evaluates the loss many times per step", "one gradient per step", "use SGD")
-    known = set(model.parameters())
-    held = [shards.of(p) for group in optimizer.param_groups for p in group["params"]]
-    if any(p not in known for p in held):
-        raise ConfigError(
-            "an optimizer that holds a parameter of another module",
-            "only parameters of the model",
-            "pass model.parameters()",
-        )
+    held, fix = _parameters_of(optimizer, shards), "pass model.parameters() to the optimizer"
+    if not held <= set(model.parameters()):
+        found = "an optimizer that holds a parameter of another module"
+        raise ConfigError(found, "only parameters of the model", fix)
     if not any(p.requires_grad for p in held):
-        raise ConfigError("an optimizer without a trainable parameter of the model", "optimizer(model.parameters())")
+        found = "an optimizer without a trainable parameter of the model"
+        raise ConfigError(found, "at least one trained parameter", fix)
     check_devices({p.device for p in model.parameters()})
 
 
 def check_devices(devices: Collection[torch.device]) -> None:
-    """Refuse parameters on several devices, without memory, or on a device without float64 (clipped sums need it)."""
+    """Refuse parameters on several devices, on the meta device, or on a device without float64 for clipped sums."""
     found = f"a model with parameters on {' and '.join(sorted(str(device) for device in devices))}"
     if len(devices) > 1 or any(device.type == "meta" for device in devices):
-        raise PlanError("engine", found, "all of them on one device, with memory", "model.to(device) first")
+        raise PlanError("engine", found, "all parameters on one device with memory", "call model.to(device) first")
     if any(device.type == "mps" for device in devices):
-        raise PlanError("engine", found, "a device with float64, in which gradients are added up", "model.to('cpu')")
+        needed = "a device with float64, in which gradients are summed"
+        raise PlanError("engine", found, needed, "call model.to('cpu')")
 
 
 def _check_labels(model: nn.Module, dataset: Any) -> None:
@@ -383,9 +383,9 @@ def _check_labels(model: nn.Module, dataset: Any) -> None:
     if y.dtype != torch.int64 or y.dim() != 1:
         return
     try:
-        synthetic = torch.zeros_like(x[:1], device=next(model.parameters()).device)  # the model's code sees no record
+        synthetic = torch.zeros_like(x[:1], device=next(model.parameters()).device)  # no record of the data set
         scores = trial_outputs(model, synthetic)
     except DataError:
-        return  # the loop may turn the records into what the model takes
+        return  # the loop may convert the records before it calls the model
     if isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > 1:
         check_labels(y, scores.shape[1], "the data set")
