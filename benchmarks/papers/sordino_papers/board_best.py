@@ -64,7 +64,7 @@ def stored(folder: Path = KEPT) -> dict[str, Any]:
 
 def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
     """A line for each task: the means, the paired difference to the better defaults, and the verdict."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for name, values in found.items():
         means = {how: interval(values[how])[0] for how in HOW}
         other = max(HOW[1:], key=lambda how: means[how])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def text(folder: Path = KEPT) -> str:
     return "\n".join(parts)
 
 
-def _table(rows: list[tuple[str, ...]], columns: tuple[str, ...]) -> str:
+def _table(rows: Sequence[tuple[str, ...]], columns: tuple[str, ...]) -> str:
     lines = [" | ".join(columns), "|".join("---" for _ in columns), *(" | ".join(row) for row in rows)]
     return "\n".join(f"|{line}|" if line.startswith("---") else f"| {line} |" for line in lines) + "\n"
 

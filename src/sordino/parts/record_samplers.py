@@ -63,7 +63,7 @@ class SamplingLaw:
 
 
 def poisson_law(population: int, rate: float, cap: int | None = None) -> SamplingLaw:
-    """Return the distribution of Poisson sampling; of more than `cap` drawn units a uniform subset of `cap` remains."""
+    """Return the distribution of Poisson sampling; if more than `cap` units are drawn, `cap` of them are chosen."""
     from scipy.special import bdtrc
 
     cap = None if cap is not None and cap >= population else cap

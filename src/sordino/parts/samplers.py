@@ -67,7 +67,7 @@ class Sampler(Part):
     @abstractmethod
     @returns(lambda found, *_: number(found, 0))
     def max_participations(self, rounds: int) -> int:
-        """Return the largest number of rounds of one client; for random cohorts, up to a probability of 1e-6."""
+        """Return the most rounds that one client is in; random cohorts exceed it with a probability of at most 1e-6."""
 
     @property
     def size(self) -> int | None:
@@ -577,7 +577,7 @@ class RandomAllocation(_RandomCohorts, kind="random_allocation"):
         return events.Allocated(self.bins, event)
 
     def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
-        """Return the number of passes, plus one for each repeated round, at which another pass begins."""
+        """Return the number of passes; each round that was run again counts as another pass."""
         return -(-rounds // self.bins) + len(repeated)
 
     def max_participations(self, rounds: int) -> int:
