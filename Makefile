@@ -75,9 +75,15 @@ PEERS := benchmarks/peers
 PEER_TEXTS := $(filter-out $(PEERS)/jax.txt,$(wildcard $(PEERS)/*.txt))
 PEER_VENVS := $(patsubst $(PEERS)/%.txt,$(PEERS)/.venv-%/.installed,$(PEER_TEXTS))
 .PHONY: bench-peers
-bench-peers: install $(PEER_VENVS)
+bench-peers: install $(PEER_VENVS) bench-lint
 	$(BIN)/python $(PEERS)/federated.py --minutes 12.5
 	$(BIN)/python $(PEERS)/run.py --minutes 6.5
+
+# What the peers themselves claim for the settings of docs/lint.md, in lint.json. A minute, and their installation.
+.PHONY: bench-lint
+bench-lint: $(foreach name,opacus pfl flwr jax,$(PEERS)/.venv-$(name)/.installed)
+	$(PEERS)/.venv-flwr/bin/pip install --quiet --no-deps --ignore-requires-python fl4health==0.4.2
+	$(PYTHON) $(PEERS)/lint_claims.py
 
 # DP-SGD on nets drawn at random, beside plain SGD and Opacus: time and memory of a step. Up to 15 minutes; not in CI.
 .PHONY: bench-nets

@@ -153,9 +153,9 @@ class Plan(_Cache):
         reads.check(self.clients.population)
         self.local.check_population(self.clients.population)
         spent = self.local.bound()
-        needed = self.rounds * (spent.count if isinstance(spent, AlreadyPrivate) else 1)
-        if most is not None and needed > most:
-            found = f"{needed} disjoint batches, while the smallest silo has records for {most}"
+        batches = self.rounds * (spent.count if isinstance(spent, AlreadyPrivate) else 1)
+        if most is not None and batches > most:
+            found = f"{batches} disjoint batches, while the smallest silo has records for {most}"
             raise PlanError("one pass", found, "batches that are disjoint in all rounds", "lower rounds or batch")
         if self.encode:
             found = f"{self.encode[0].kind} as an encode step after per-record clipping"
@@ -284,8 +284,8 @@ class Plan(_Cache):
             found = step.learn(encoded, public)
             twice = next((name for name in found if name in learned or "." in name), None)
             if twice is not None:
-                found, needed = f"{step.kind!r} stores the public state {twice!r}", "a dotless name of one step"
-                raise PlanError("learn", found, needed, "rename what `learn` of the step returns")
+                stored, needed = f"{step.kind!r} stores the public state {twice!r}", "a dotless name of one step"
+                raise PlanError("learn", stored, needed, "rename what `learn` of the step returns")
             learned |= found
         after = {name: torch.tensor(value, dtype=torch.float64) for name, value in learned.items()}
         before = state.public_state.get("released")

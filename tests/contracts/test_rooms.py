@@ -19,10 +19,10 @@ ORDER = (
     *("ledger", "certificate"),  # what outlives a run, what is said of it
     *("data", "task", "models", "dpsgd", "features", "engines"),  # whose records, which model, who computes
     *("loop", "outcome", "config"),  # the loop, what it leaves, the file
-    *("report", "runs", "federation", "tuning", "audit", "training", "cli"),  # what is built on it
+    *("report", "runs", "federation", "tuning", "audit", "training", "lint", "cli"),  # what is built on it
 )
 ROOT = Path(sordino.__file__).parent
-MOST_FILES, MOST_LINES, MOST_NAMES = 178, 45_080, 32
+MOST_FILES, MOST_LINES, MOST_NAMES = 186, 47_200, 32
 FILES = sorted(ROOT.rglob("*.py"))
 
 

@@ -169,7 +169,7 @@ def test_two_copies_that_both_took_the_noisiest_steps_cannot_be_joined_as_later_
     other[1].load_state_dict(start)
     train(parts)
     train(other)
-    with pytest.raises(ConfigError, match="both of which went on"):
+    with pytest.raises(ConfigError, match="both of which continued"):
         parts[1].load_state_dict(other[1].state_dict())
     plain = private(noise_multiplier=1.0, epochs=2)
     copied = private(noise_multiplier=1.0, epochs=2)
@@ -199,7 +199,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no noise in a step": ({"noise_multiplier": [1.0, 1.0, 0.0, 1.0, 1.0]}, "noise_multiplier of 0.0 in step 2"),
     "a value that is none": ({"noise_multiplier": lambda t: math.nan}, "noise_multiplier of nan in step 0"),
     "a text": ({"noise_multiplier": "small"}, "noise_multiplier = a str"),
-    "correlated noise": ({"noise_multiplier": FALLING, "strategy": Banded(2)}, "drop the strategy"),
+    "correlated noise": ({"noise_multiplier": FALLING, "strategy": Banded(2)}, "remove the strategy"),
     "a number and a target": ({"noise_multiplier": 1.0, "epsilon": 1.0}, "exactly one of the two"),
 }
 

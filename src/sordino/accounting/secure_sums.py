@@ -1,14 +1,15 @@
-"""Secure sums of noised messages in integer words: the public grid, the size of a word, and what both cost in delta.
+"""Secure sums of noised messages in integer words: the public grid, the word size, and their cost in delta.
 
-Member i of a sum of n sends K_i = rint((x_i + N_i) / g), N_i of standard deviation `share_std` = s g, and all see only
-S = sum_i K_i modulo 2^bits. Per coordinate S is not a function of the Gaussian release sum_i (x_i + N_i), but its law
-is within a total variation distance of
+Member i of a sum of n sends K_i = rint((x_i + N_i) / g), where x_i is its message, N_i Gaussian noise of standard
+deviation `share_std` = s g, and g the step of the grid. Everybody else sees only S = sum_i K_i modulo 2^bits. Per
+coordinate, the distribution of S is within total variation distance
 
     eta <= n^(3/2) exp(-pi^2 s^2)                        for s >= 1 and 2 <= n <= 10^7
 
-of one (docs/privacy.md#secure-sums has the proof). Reduction modulo 2^bits is post-processing; the probability that it
-changes S is at most exp(-t^2 / 2), t the free deviations of the noise, and is counted too. The distance of a run is
-their sum over coordinates and releases. `accountant.epsilon_near` takes it off delta.
+of a function of the Gaussian release sum_i (x_i + N_i) (proof: docs/privacy.md#secure-sums). Reduction modulo 2^bits is
+post-processing. The probability that it changes S is at most exp(-t^2 / 2), if a word has room for t standard
+deviations of the noise, and is added to eta. The distance of a run is the sum over coordinates and releases;
+`accountant.epsilon_near` subtracts its cost from delta. Called by plans and certificates.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST_MEMBERS = 10**7
 def rounding_distance(members: int, ratio: float) -> float:
     """Return eta, the distance of one coordinate of a sum from post-processed Gaussian noise, rounded up; 1 if unknown.
 
-    `ratio` is s, the standard deviation of one member's noise in steps of the grid.
+    `members` is n, and `ratio` is s, the standard deviation of one member's noise in steps of the grid.
     """
     if not (ratio >= 1.0 and 2 <= members <= MOST_MEMBERS):
         return 0.0 if members == 1 else 1.0  # the rounded message of one member is post-processing
@@ -38,13 +39,13 @@ def rounding_distance(members: int, ratio: float) -> float:
 
 @dataclass(frozen=True)
 class SumGrid:
-    """Grid and word size of the secure sums of one plan, which silos and server derive from the plan alone.
+    """Grid and word size of the secure sums of one plan, which silos and server compute from the plan alone.
 
     share_std  standard deviation of one member's noise
-    members    the most members of a sum
+    members    largest number of members of a sum
     largest    bound on the absolute value of one coordinate of a message without noise
 
-    Words are the smallest that hold a grid of at least `COARSEST` bits; the grid is the finest that such words hold.
+    Words are the smallest for which a grid of at least `COARSEST` bits has room; the grid is the finest for such words.
     """
 
     share_std: float
@@ -58,7 +59,7 @@ class SumGrid:
                 if self._free(bits, fine) >= FREE:
                     return bits, fine
         found = f"sums of {self.members} messages with coordinates up to {self.largest:g}"
-        raise PlanError("secure sum", found, f"sums that {WORDS[-1]}-bit words hold", "lower the noise shares' number")
+        raise PlanError("secure sum", found, f"sums that fit in {WORDS[-1]}-bit words", "use fewer noise shares")
 
     def _step(self, fine: int) -> float:
         return math.ldexp(1.0, math.floor(math.log2(self.share_std)) - fine)
@@ -74,30 +75,30 @@ class SumGrid:
 
     @property
     def bits(self) -> int:
-        """Bits of a word."""
+        """Number of bits of a word."""
         return self._chosen[0]
 
     @property
     def step(self) -> float:
-        """The grid's step g, a power of two."""
+        """Step g of the grid, a power of two."""
         return self._step(self._chosen[1])
 
     @property
     def ratio(self) -> float:
-        """Standard deviation of one member's noise in steps of the grid: s."""
+        """Standard deviation s of one member's noise, in steps of the grid."""
         return self.share_std / self.step
 
     @property
     def rounding(self) -> float:
-        """Distance per coordinate and release from post-processed Gaussian noise, for any number of members."""
+        """Total variation distance of a coordinate of one release from post-processed Gaussian noise."""
         return rounding_distance(max(self.members, 2), self.ratio)
 
     @property
     def wrapping(self) -> float:
-        """Probability per coordinate and release that a sum leaves the range of a word: at most exp(-t^2 / 2)."""
+        """Bound exp(-t^2 / 2) on the probability that a coordinate of one release leaves the range of a word."""
         free = min(max(self._free(*self._chosen), 0.0), 37.0)  # beyond, no smaller number is stated
         return min(1.0, math.exp(-0.5 * free**2) * (1 + 1e-9))
 
     def distance(self, coordinates: int, releases: int) -> float:
-        """Return the distance of all coordinates of all releases together, in total variation."""
+        """Return the total variation distance of all coordinates of all releases together."""
         return min(1.0, coordinates * releases * (self.rounding + self.wrapping) * (1 + 1e-9))

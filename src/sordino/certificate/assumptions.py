@@ -2,8 +2,8 @@
 
 `statement` answers the questions of NIST SP 800-226: who is protected (the data subject), who holds the data and adds
 the noise (the data curator), who receives the result (the data consumer) and who of them is trusted; the unit of
-privacy and the neighbours; how many releases the numbers cover; whether hyperparameter tuning was charged; and what
-epsilon does not cover: side channels, rows that are not protected, other releases.
+privacy and the neighbours; how many releases are covered; whether hyperparameter tuning was charged; and what epsilon
+does not cover: side channels, rows that are not protected, other releases. Called by `build`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHARED = "the noise state of earlier rounds (the secret part of checkpoints) was
 def assumptions_of_run(
     plan: Plan, facts: Facts, cost: Cost, counts: Participation, others: Iterable[codec.Foreign]
 ) -> list[str]:
-    """List all assumptions of a certificate; `others` are the parts from other packages."""
+    """Return all assumptions of a certificate; `others` are the parts from other packages."""
     secure_sum = facts.receipts and "secure_sum" in plan.needs
     return [
         *_plan_assumptions(plan, cost, counts, facts),
@@ -55,7 +55,6 @@ def assumptions_of_run(
 
 
 def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Facts) -> list[str]:
-    """List the assumptions that follow from the plan and its cost."""
     release, reads = plan.release, plan.local.reads
     shared = [SHARED] if release.correlated else [ALLOCATED] if plan.clients.pass_rounds > 1 else []
     provided = [f"the engine provides {need}" for need in sorted(release.needs)]
@@ -95,13 +94,11 @@ SUMMED = "whoever sums the messages computes the sum as planned and reveals noth
 
 
 def _trusted(part: codec.Foreign) -> str:
-    """Return the assumption about a part from another package."""
     whose = f"{part.package} {part.version}" if part.version else f"{part.package}, which has no version,"
     return f"the privacy statements that {whose} makes for its part `{part.kind}` ({part.family}) are correct"
 
 
 def _declared(public: tuple[Declared, ...]) -> str:
-    """Return a clause that names the rows, values and weights declared public, and by whom."""
     if not public:
         return "no row of the data is"
     said = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in public)
@@ -149,7 +146,7 @@ ROWS_APART = "the data set depends on another"
 
 
 def _loop_assumptions(plan: Plan, facts: Facts) -> list[str]:
-    """List the assumptions about a private PyTorch loop, which keeps no hash chain of charges."""
+    """Return the assumptions about a DP-SGD loop, which has no hash chain of charges."""
     if facts.loop is None:
         return []
     lost = "steps after the checkpoint from which the loop was resumed were seen by nobody: their noise was drawn again"
@@ -166,7 +163,7 @@ def _loop_assumptions(plan: Plan, facts: Facts) -> list[str]:
 
 
 def not_covered(ledger: Statement | None = None, selection: Selection | None = None) -> list[str]:
-    """List the privacy risks that the certificate does not cover."""
+    """Return the privacy risks that the certificate does not cover."""
     others = "other releases of the same data: the total privacy loss is that of all of them together"
     best = "only the trials of the sweep that selected this run are accounted"
     tuning = "tuning is not accounted" if selection is None else best
@@ -234,7 +231,7 @@ TUNED = "accounted: the number of trials was random, and only the best trial is 
 
 
 def trust_model(plan: Plan) -> str:
-    """Return "central", "local", "shuffle" or "distributed", by what the release reveals and needs."""
+    """Return the trust model: "central", "local", "shuffle" or "distributed", by what the release reveals and needs."""
     if "shuffler" in plan.needs:
         return "shuffle"
     if "secure_sum" in plan.needs:
@@ -243,7 +240,7 @@ def trust_model(plan: Plan) -> str:
 
 
 def statement(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> dict[str, Any]:
-    """Return the answers to the questions of NIST SP 800-226, one entry each."""
+    """Return the certificate's answers to the questions of NIST SP 800-226, one entry each."""
     model, unit, tuned = trust_model(plan), cost.unit, facts.selection is not None
     holder = "client" if unit == "client" else "silo"
     curator = OPEN if plan.release.kind == "no_noise" else MODELS[model].format(holder=holder)

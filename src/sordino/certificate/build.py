@@ -1,8 +1,9 @@
-"""Builder of a run's certificate from plan, charges and model alone. `certify` builds it again and compares."""
+"""Builder of a run's certificate from its plan and facts. Called at the end of a run, and by `certify` to compare."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from sordino import codec
 from sordino.accounting import accountant
 from sordino.accounting.composition import ADVERSARIES, Adversary, Line, Participation, has_curator
+from sordino.accounting.events import Event
 from sordino.accounting.profiles import by_participations, summary
 from sordino.accounting.rounding import upward
 from sordino.certificate.assumptions import assumptions_of_run, not_covered, statement
 from sordino.certificate.facts import Facts, Together, check_counts, participation, run_cost
+from sordino.errors import CertificateError
 from sordino.parts.releases import NoiseShares
 from sordino.rng import Mode
 from sordino.version import __version__
@@ -34,7 +37,7 @@ NOISE_NOTES: dict[Mode, str] = {
 
 
 def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
-    """Build the certificate of a run."""
+    """Build the certificate of a run, as a dictionary for JSON."""
     counts, cost = participation(plan, facts), run_cost(plan, facts)
     check_counts(plan, facts, counts, cost)
     summed, near = _secure_sum(plan, facts, counts)
@@ -84,7 +87,6 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
 
 
 def _preparations(plan: Plan) -> list[dict[str, Any]]:
-    """Return entries on the releases before round 1: what was released, with which noise, and who added the noise."""
     who = "whoever sums the messages" if has_curator(plan.unit, plan.release) else "each client, or silo, on its own"
     relation = plan.forecast.lines[0].relation
     return [
@@ -94,8 +96,7 @@ def _preparations(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _loop(plan: Plan, facts: Facts) -> dict[str, Any] | None:
-    """Return the certificate's entry on a PyTorch loop: epsilon of the steps so far, valid if the stopping time
-    depends on no data."""
+    """Return the entry on a DP-SGD loop; epsilon_so_far holds if the stopping time depends on no data."""
     if facts.loop is None:
         return None
     taken = plan.cost(Participation(facts.charged, facts.charged)).line("models")
@@ -137,7 +138,7 @@ def headline(
 ) -> dict[str, Any]:
     """Return one adversary's guarantee over all silos: the largest epsilon, the largest delta, and an entry per silo.
 
-    Neighbouring data sets differ in one silo, so silos compose in parallel: the largest epsilon counts, not the sum.
+    Neighbouring data sets differ in one silo only, so silos compose in parallel: epsilons are not added.
     """
     if len(lines) == 1 and not deltas:
         return line_entry(lines[0], delta, distance)
@@ -175,8 +176,33 @@ def line_entry(line: Line, delta: float, distance: float = 0.0) -> dict[str, Any
     }
 
 
+def check_epsilons(made: Mapping[str, Any]) -> None:
+    """Raise `CertificateError` unless every epsilon of a certificate follows from its events, relation and delta."""
+    near = 0.0 if made["secure_sum"] is None else float(made["secure_sum"]["distance"])
+    for line in made["adversaries"]:
+        field, distance = (
+            f"epsilon of the adversary {line['adversary']!r}",
+            0.0 if line["adversary"] == "messages" else near,
+        )
+        computed = []
+        for entry in line.get("silos", [line]):
+            entries = tuple((codec.read(Event, one["event"], "event"), one["count"]) for one in entry["events"])
+            computed.append(_proved(Line("models", entry["relation"], entries), entry["delta"], distance).value)
+            _check_same(field, entry["epsilon"], upward(computed[-1]))
+        _check_same(field, line["epsilon"], upward(max(computed)))
+    first = made["adversaries"][0]
+    for name in ("epsilon", "delta", "relation"):
+        if made[name] != first[name]:
+            raise CertificateError(name, f"{name} is {made[name]!r}, but {first[name]!r} for the first adversary")
+
+
+def _check_same(field: str, stored: float | None, computed: float | None) -> None:
+    if stored != computed:
+        raise CertificateError(field, f"{field} is {stored}, but its events give {computed}")
+
+
 def denominator(plan: Plan) -> float | str:
-    """Return the divisor of the noised sum: a constant of the plan, or a text that says what determines it."""
+    """Return the divisor of the noised sum: a constant of the plan, or a text on what determines it."""
     fixed = plan.release.denominator(plan.clients.expected, 1) == plan.clients.expected
     return plan.clients.expected if fixed else "the number of messages received, which this adversary sees anyway"
 
@@ -209,9 +235,6 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
 
 
 def _ledger(facts: Facts) -> dict[str, Any] | None:
-    """Return the certificate's entry on the ledger: the data set's spent epsilon over all runs, and the charged
-    events.
-    """
     found = facts.ledger
     if found is None:
         return None

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from sordino import errors
-from sordino.cli import configure, operations, planning, results, run  # noqa: F401  (commands)
+from sordino.cli import configure, linting, operations, planning, results, run  # noqa: F401  (commands)
 from sordino.cli.console import app, tolerate_closed_pipe
 from sordino.codec.boundary import failure
 from sordino.runs import launch

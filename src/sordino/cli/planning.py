@@ -27,7 +27,7 @@ CERTIFIED = (
 )  # fmt: skip
 SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle", "allocation")
 FREE = ("noise_multiplier", "rounds", "cohort")
-SMOOTHING_PAYS = 15.0  # noise to signal from which Laplacian smoothing gains accuracy on CNNs: docs/papers.md
+SMOOTHING_PAYS = 18.0  # noise to signal from which Laplacian smoothing gains accuracy on CNNs: docs/papers.md
 
 
 @app.command()
@@ -100,11 +100,17 @@ def noise_to_signal(config: Config) -> dict[str, float] | None:
     plan, trial = config.plan, config.trial_task()
     if trial is None or plan.release.kind == "no_noise" or isinstance(plan.bound, AlreadyPrivate):
         return None
-    parameters, cohort = trial.layout.size, np.arange(max(1, round(plan.clients.expected)), dtype=np.int64)
+    parameters = trial.layout.size
+    ratio = noise_ratio(plan, parameters)
+    return {"ratio": ratio, "parameters": parameters, "smoothing_pays_above": SMOOTHING_PAYS}
+
+
+def noise_ratio(plan: Plan, parameters: int) -> float:
+    """Return the norm of the noise in a round's mean update, in clip norms, for a model of this many parameters."""
+    cohort = np.arange(max(1, round(plan.clients.expected)), dtype=np.int64)
     summed = plan.release.denominator(plan.clients.expected, len(cohort))
     summed *= 1.0 if plan.local.reads is None else plan.local.reads.count
-    ratio = plan.release.noise_std(cohort, 0) * math.sqrt(plan.length(parameters)) / summed
-    return {"ratio": ratio, "parameters": parameters, "smoothing_pays_above": SMOOTHING_PAYS}
+    return plan.release.noise_std(cohort, 0) * math.sqrt(plan.length(parameters)) / summed
 
 
 def forecast_text(found: dict[str, Any]) -> str:
@@ -174,8 +180,8 @@ def epsilon(
         rounds = rounds if passes is None else passes * bins
         population = bins if population is None and delta is not None else population
     elif bins is not None or passes is not None:
-        found, fix = f"--bins or --passes with --sampler {sampler}", "remove them, or use --sampler allocation"
-        raise ConfigError(found, "--bins and --passes with --sampler allocation only", fix)
+        given, fix = f"--bins or --passes with --sampler {sampler}", "remove them, or use --sampler allocation"
+        raise ConfigError(given, "--bins and --passes with --sampler allocation only", fix)
     if population is None:
         raise ConfigError("no --population", "the number of clients", "add --population 1000")
     for option, value in (("population", population), ("rounds", rounds)):

@@ -1,4 +1,4 @@
-"""Commands on finished runs: certify, explain, predict, export, model-card, compare, report, audit; and papers."""
+"""Commands on finished runs: certify, explain, predict, model-card, compare, report, audit; and `papers`, `board`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,21 @@ if TYPE_CHECKING:
 AboutFile = Annotated[
     Path | None, typer.Option("--about", help="A TOML file: name, curators, description, intended_use, region, ...")
 ]
+LARGEST = 64 << 20  # bytes of a certificate
+CHECKED = "every field is there, and every epsilon follows from the events, relation and delta beside it"
+NOT_EXAMINED = (
+    "whether these events are those of the run, its charges, its model and its versions: that needs the run's folder "
+    "(sordino certify FOLDER), or the word of those who signed (--key)"
+)
 LOOP = "computed from plan and step counts in the file; a DP-SGD loop has no hash chain of charges to check"
 
 
 @app.command()
 def certify(
     target: Certified,
-    key: Annotated[Path | None, typer.Option(help="Also check the signature, with this public key (PEM).")] = None,
+    key: Annotated[
+        list[Path] | None, typer.Option(help="Also check a signature, with this public key (PEM); may be repeated.")
+    ] = None,
     sign: Annotated[Path | None, typer.Option(help="Sign what was certified with this Ed25519 key (PEM).")] = None,
     registry: Annotated[Path | None, typer.Option(help="Also write an entry for OpenDP's registry (YAML).")] = None,
     about: AboutFile = None, own: Own = None, as_json: JsonFlag = False,
@@ -41,11 +49,17 @@ def certify(
 
         made = sweep.certify(target)
         return output(as_json, {"certified": True, **made}, f"certified: {sweep_report.guarantee(made)}")
-    public = None if key is None else certificate_file.public_key(key)
+    public = [certificate_file.public_key(one) for one in key or []]
     private = None if sign is None else certificate_file.private_key(sign)
     known = _read_about(about)
-    certificate = certified_with_plan(target)[0]
+    alone = certificate_alone(target)
+    if alone is not None and private is not None:
+        needed = "the run's folder, from which the certificate is recomputed before it is signed"
+        raise ConfigError("--sign with a certificate file alone", needed, "run `sordino certify FOLDER --sign KEY`")
+    certificate = certified_with_plan(target)[0] if alone is None else alone
     text = f"certified: {guarantee(certificate)}" + ("" if certificate["loop"] is None else f"; {LOOP}")
+    if alone is not None:
+        text = f"consistent: {guarantee(certificate)}\nchecked: {CHECKED}\nnot examined: {NOT_EXAMINED}"
     if registry is not None:
         from sordino.report.cards import registry_entry, to_yaml
 
@@ -56,12 +70,40 @@ def certify(
         text += f"\nregistry entry: {registry}{_fields_to_write(known)}"
     if private is not None:
         certificate_file.sign(target, private)
-    if public is not None:
-        certificate_file.check_signature(target, public)
-        text = text.replace("certified:", "certified, and signed with this key:", 1)
-    facts = ({} if certificate["loop"] is None else {"proved": LOOP}) | ({} if public is None else {"signed": True})
-    output(as_json, {"certified": True, **facts, **certificate}, text)
+    for one in public:
+        count = certificate_file.check_signature(target, one)
+        signed = "this key" if count == len(public) == 1 else f"{len(public)} of {count} keys checked"
+        text = re.sub(r"^(certified|consistent)[^:]*:", rf"\1, and signed with {signed}:", text)
+    facts = ({} if certificate["loop"] is None else {"proved": LOOP}) | ({"signed": True} if public else {})
+    facts |= {} if alone is None else {"checked": CHECKED, "not_examined": NOT_EXAMINED}
+    output(as_json, {"certified": alone is None, **facts, **certificate}, text)
     return None
+
+
+def certificate_alone(target: Path) -> dict[str, Any] | None:
+    """Read a run's certificate from a file without the run's folder, and check its numbers; None for other files.
+
+    Every epsilon is computed again from the events, relation and delta in the certificate.
+    """
+    if not target.is_file() or target.stat().st_size > LARGEST:
+        return None
+    from sordino.certificate import build, certificate_file
+    from sordino.codec import durable_files
+    from sordino.errors import CertificateError, UserError
+
+    try:
+        found = certificate_file.parse(durable_files.read(target), target.name)
+        if not isinstance(found, dict) or "adversaries" not in found or "plan" in found:
+            return None
+        for name in sorted({*certificate_file.schema()["required"]} - set(found)):
+            raise CertificateError(name, f"{name} is missing from {target.name}; ask the issuer for the whole file")
+        build.check_epsilons(found)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError) as error:
+        if isinstance(error, CertificateError):
+            raise
+        wrong = f"{target.name} is no certificate of this version ({error}); check it with the version that wrote it"
+        raise CertificateError(target.name, wrong) from None
+    return found
 
 
 def _read_about(file: Path | None) -> About:
@@ -160,7 +202,7 @@ def export_model(
     from sordino.runs import bundle
 
     if out.suffix != ".onnx":
-        raise ConfigError(f"--out {out}", "a file whose name ends in .onnx")
+        raise ConfigError(f"--out {out}", "a file whose name ends in .onnx", f"choose --out {out.with_suffix('.onnx')}")
     bundle.export_onnx(model, out)
     output(as_json, {"model": str(out)}, f"exported: {out}")
 
@@ -288,14 +330,23 @@ def audit(
 
 
 try:
+    from sordino_papers.board_command import app as board
     from sordino_papers.command import app as papers  # a package of its own: benchmarks/papers
 except ModuleNotFoundError:
-    papers = typer.Typer(help="The papers' tables, ours beside theirs.", invoke_without_command=True)
 
-    @papers.callback()
-    def _no_papers() -> None:
-        fix = "pip install ./benchmarks/papers in a checkout of Sordino"
-        raise ConfigError("no package sordino_papers", "the papers' experiments", fix)
+    def _absent(about: str) -> typer.Typer:
+        """Return a command group whose only action is an error that names the missing package."""
+        made = typer.Typer(help=about, invoke_without_command=True)
+
+        @made.callback()
+        def _no_package() -> None:
+            fix = "pip install ./benchmarks/papers in a checkout of Sordino"
+            raise ConfigError("no package sordino_papers", "the experiments of the checkout", fix)
+
+        return made
+
+    papers, board = _absent("The papers' tables, ours beside theirs."), _absent("Accuracy at equal epsilon.")
 
 
 app.add_typer(papers, name="papers")
+app.add_typer(board, name="board")

@@ -237,8 +237,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
     except (ValueError, RecursionError):
         if _WORD.fullmatch(value):
             return key, value
-    found, fix = f"{key} = {brief_repr(value)}", "write 0.5, true, [1, 2] or 'some words', for example"
-    raise ConfigError(found, "a value as TOML writes it", fix)
+    unread, fix = f"{key} = {brief_repr(value)}", "write 0.5, true, [1, 2] or 'some words', for example"
+    raise ConfigError(unread, "a value as TOML writes it", fix)
 
 
 def put(table: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:

@@ -218,7 +218,7 @@ class FederationSpec:
     `classes` the number of classes (0: real targets; default: 2), unless [task.options] declares the columns of a
     table. `test` is a file of public rows: an .npz with x and y, or a table. With `simulated`, all silos' rows are
     those of [task], on this machine. `keys` are the silos' public node keys (an OpenSSH line, ECDSA): messages signed
-    by another key are refused.
+    by another key are refused. `project` is the run's name in the silos' ledgers and logs.
     """
 
     silos: tuple[str, ...]
@@ -231,8 +231,12 @@ class FederationSpec:
     tries: int = 3
     port: int = 8000
     keys: dict[str, str] = field(default_factory=dict)
+    project: str = ""
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w .,:-]{0,80}", self.project):
+            needed = "at most 80 letters, digits, spaces and . , : - _"
+            raise ConfigError(f"[federation] project = {self.project[:90]!r}", needed, "change project")
         wrong = next((name for name in self.silos if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name)), None)
         if wrong is not None:
             needed = "a name of at most 64 letters, digits, - and _"

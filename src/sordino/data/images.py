@@ -204,9 +204,12 @@ FEMNIST = Source(
     advice=HOW.format(folder=f"{FOLDER} below SORDINO_DATA or the cache"),
 )
 CIFAR10_LABELS = Source("cifar10/labels.npz", "sha256:b4f5bb8db0d9df30be17bb35661f3814077d871968ecc4ff7e4afc0995d2aad8")
-CIFAR10_SHEETS = (  # two of training images, one of test images
+CIFAR10_SHEETS = (  # five of training images, one of test images
     Source("cifar10/train_1.webp", "sha256:33ee1170f92bf498b555fd84884f47b0fd5cf861cd8906ba0494510ca02d8860"),
     Source("cifar10/train_2.webp", "sha256:f0cd79b244135a07833be96f5a711f71baf12b52ebbb0558a5e2b87a0fb99d41"),
+    Source("cifar10/train_3.webp", "sha256:577efcbfc9a4ea051e4f915841300a1c1943948d918318615797528bd1931ae3"),
+    Source("cifar10/train_4.webp", "sha256:a362cd3478100abaef253b26a1c6c0979ac43379b30b03c5c774900ed8f3025c"),
+    Source("cifar10/train_5.webp", "sha256:dca43ff04bd60b6081d36b131a960c0ab9d7a4c2f6be4dc305f4248586327eb4"),
     Source("cifar10/test.webp", "sha256:1925251749113162ebc2866d7e46840a66fa4573713aa743599fd9d0370e7362"),
 )
 
@@ -263,14 +266,13 @@ def femnist() -> Dataset:
 
 
 def cifar10() -> Dataset:
-    """Load CIFAR-10: the first 20,000 training images if the data folder has WebP sheets of them, else all 50,000."""
+    """Load ten kinds of objects, in the canonical order: from sheets if the data folder has them, else the archive."""
     if not find_source(CIFAR10_LABELS):
         return cifar10_archive()
     with np.load(io.BytesIO(read_source(CIFAR10_LABELS))) as file:
         y, test_y = file["y_train"], file["y_test"]
     *train, test_x = (_tiles(read_source(sheet)) for sheet in CIFAR10_SHEETS)
-    x = np.concatenate(train)
-    return Dataset(x=x, y=y[: len(x)], test_x=test_x, test_y=test_y, classes=10)
+    return Dataset(x=np.concatenate(train), y=y, test_x=test_x, test_y=test_y, classes=10)
 
 
 def _tiles(webp: bytes) -> Array:

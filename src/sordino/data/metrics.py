@@ -186,8 +186,8 @@ def _each_class(seen: Predictions, name: str, score: str, each: bool) -> dict[st
     present, scores = seen.one_vs_rest
     columns = [c for c in range(present.shape[1]) if 0 < present[:, c].sum() < len(present)]
     if not columns:
-        found = f"test records of one class only, for {name}"
-        raise DataError(found, "test records of at least two classes", f"add test records, or drop {name}")
+        only = f"test records of one class only, for {name}"
+        raise DataError(only, "test records of at least two classes", f"add test records, or drop {name}")
     found = {c: _score(score, present[:, c], scores[:, c]) for c in columns}
     own = {f"{name}/{c}": value for c, value in found.items()} if each and len(found) > 1 else {}
     return {name: float(np.mean(list(found.values()))), **own}

@@ -101,14 +101,14 @@ class Account:
         return number
 
     def charge_preparation(self) -> None:
-        """Charge the releases of mean and scale before their noise is drawn."""
+        """Charge the releases of the records' mean and scale (`prepare=`) before their noise is drawn."""
         if self.ledger is not None:
             self.ledger.charge_preparation(self.run)
         _PREPARED_HERE[self.run] = _PREPARED_HERE.get(self.run, 0) + 1
 
     @property
     def prepared(self) -> int:
-        """Number of times that mean and scale were released, by this process or the ledger; 0 if the plan has none."""
+        """Number of releases of the records' mean and scale, in this process or the ledger; 0 if the plan has none."""
         if not self.settings.plan.prepare:
             return 0
         known = 0 if self.ledger is None else self.ledger.known_preparations(self.run)
@@ -410,10 +410,10 @@ def certify(path: Path) -> SavedCertificate:
     except (ValueError, KeyError, TypeError, RecursionError, UserError) as error:
         raise CertificateError(name, f"{name} cannot be read as the certificate of a private loop ({error})") from None
     if facts.loop is None:
-        raise CertificateError(name, f"{name} is not the certificate of a private loop")
+        raise CertificateError(name, f"{name} is not the certificate of a private loop; name the folder of a run")
     line = run_cost(plan, facts).line("models")
     if facts.ledger is not None and not facts.ledger.covers(tuple(Item(*entry) for entry in line.entries if entry[1])):
-        raise CertificateError(name, f"{name} certifies a larger cost than its ledger was charged")
+        raise CertificateError(name, f"{name} certifies a larger cost than its ledger was charged; save it again")
     computed = _content(plan, facts)
     compare_text(stored, text, computed, name)
     return SavedCertificate(plan, facts, computed["certificate"])

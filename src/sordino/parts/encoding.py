@@ -414,11 +414,11 @@ class WhenNoisy(Postprocess, kind="when_noisy"):
     """Conditional denoising: `denoiser` is applied in rounds whose noise-to-signal ratio z sqrt(d) / S is > `above`.
 
     z is the noise multiplier, d the number of parameters, S the expected cohort (or batch). Laplacian smoothing helps
-    above a ratio of about 15 and harms below it. The ratio is public: it depends on the plan and the model alone.
+    above a ratio of about 18 and harms below it. The ratio is public: it depends on the plan and the model alone.
     """
 
     denoiser: Postprocess
-    above: float = 15.0
+    above: float = 18.0
     needs_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -189,7 +189,8 @@ def rounded_gaussian(centre: Floats, scale: float, rng: np.random.Generator) -> 
     unsure = scale * (NDTRI * (1.0 - tail) + 0.7 / middle) + 2.0**-50 * (np.abs(value) + np.abs(centre))
     for i in np.flatnonzero((0.5 - np.abs(value - near) <= unsure) | (middle < 8)):
         near[i] = _Uniform(int(first[i]), rng).cell(float(centre[i]), float(scales[i]), int(near[i]))
-    return near.astype(np.int64)
+    rounded: NDArray[np.int64] = near.astype(np.int64)
+    return rounded
 
 
 @dataclass

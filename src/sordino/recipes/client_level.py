@@ -94,7 +94,7 @@ def dp_fed_ls(**shared: Unpack[Federated]) -> Plan:
 
     w_i is the model of client i, C the clip norm, z the noise multiplier and L the Laplacian of a cycle. Clients
     project w_i - w on the ball of radius C after every step (Algorithm 1). By default a round is smoothed if z sqrt(d)
-    / S is above 15 for d parameters and S expected clients, where smoothing helps; LaplacianSmoothing(1.0) always
+    / S is above 18 for d parameters and S expected clients, where smoothing helps; LaplacianSmoothing(1.0) always
     smooths, and its `order` sets how convolutions are flattened (Table 5). `denoiser` may be another one (Table 6).
     """
     return federated(project=True, **shared)

@@ -62,8 +62,8 @@ class Bundle:
             needed = "the folder of a run on a table (dataset = csv) whose model is in the TOML file"
             raise ConfigError(f"no {BUNDLE} in {folder}", needed, "score other models in Python") from None
         except (OSError, ValueError) as error:
-            found = f"{folder / BUNDLE}, which cannot be read ({error})"
-            raise DataError(found, "an undamaged bundle", "copy the file again from its run") from None
+            unread = f"{folder / BUNDLE}, which cannot be read ({error})"
+            raise DataError(unread, "an undamaged bundle", "copy the file again from its run") from None
         if not isinstance(table, dict) or table.get("format") != FORMAT:
             fix = "use the version of sordino that wrote it"
             raise ConfigError(f"{folder / BUNDLE} of another format", f"format {FORMAT}", fix)

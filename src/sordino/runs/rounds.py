@@ -102,9 +102,9 @@ def run_rounds(
         state = found
     if plan.prepare and not released_histograms(state):  # charged and saved before round 1, for a resumed run to read
         if config.privacy.limited and start.writer.charged:
-            found = "histograms that were charged and then lost by a kill, and a budget that covers them only once"
+            lost = "histograms that were charged and then lost by a kill, and a budget that covers them only once"
             fix = "start a new run in another --out; charged rounds stay charged"
-            raise ConfigError(found, "a checkpoint with the released histograms", fix)
+            raise ConfigError(lost, "a checkpoint with the released histograms", fix)
         state = prepare_columns(plan, task, config.streams, start.writer.charge, state)[1]
         start.writer.save(state)
     seen, stop = list(start.history), asked.stop
