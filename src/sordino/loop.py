@@ -196,7 +196,7 @@ def run(
 
 
 def _passes(plan: Plan, streams: Streams, state: State) -> PassDraws | PassStreams | None:
-    """Return the state of a sampler of clients or records that draws for a whole pass; None if each round is drawn."""
+    """Return the pass state of a client or record sampler that draws once for several rounds; None without one."""
     held, reads = state.secret_state.get(PASS_KEY), plan.local.reads
     key = None if held is None else tuple(held.tolist())
     if plan.clients.pass_rounds > 1:

@@ -149,7 +149,7 @@ class Sampler(Part):
         return (self,)
 
     def for_one_client(self) -> Sampler:
-        """Return a sampler of as few clients as possible whose client 0 is drawn as in this one."""
+        """Return a sampler with the fewest clients under which client 0 takes part with the same distribution."""
         return self
 
 
