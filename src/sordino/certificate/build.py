@@ -186,12 +186,13 @@ def check_epsilons(made: Mapping[str, Any]) -> None:
             found = _proved(Line("models", entry["relation"], entries), entry["delta"], distance).value
             field = f"epsilon of the adversary {line['adversary']!r}"
             if upward(found) != entry["epsilon"] and (entry is not line or "silos" not in line):
-                said = f"{field} is {entry['epsilon']}, but its events give {upward(found)}"
-                raise CertificateError(field, said)
+                what = f"{field} is {entry['epsilon']}, but its events give {upward(found)}"
+                raise CertificateError(field, f"{what}; fix: restore the unchanged certificate")
     first = made["adversaries"][0]
     for name in ("epsilon", "delta", "relation"):
         if made[name] != first[name]:
-            raise CertificateError(name, f"{name} is {made[name]!r}, but {first[name]!r} for the first adversary")
+            what = f"{name} is {made[name]!r}, but {first[name]!r} for the first adversary"
+            raise CertificateError(name, f"{what}; fix: restore the unchanged certificate")
 
 
 def denominator(plan: Plan) -> float | str:
