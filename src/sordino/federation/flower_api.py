@@ -413,7 +413,7 @@ class FlowerTransport:
         names = [f"{self.silos[silo]}{'' if silo in asked else ' (not connected)'}" for silo in pending.unanswered]
         if time.time() - pending.began >= AWAITED and names and names != pending.logged:
             pending.logged = names
-            self.log(f"awaited since {time.strftime('%H:%M:%S', time.localtime(pending.began))}: {', '.join(names)}")
+            self.log(f"awaited since {time.strftime('%H:%M:%SZ', time.gmtime(pending.began))}: {', '.join(names)}")
 
     def online_nodes(self) -> dict[int, tuple[int, str]]:
         """Return id and activation time of each silo's online node; nodes with other names or keys are ignored."""

@@ -202,7 +202,7 @@ class LedgerReplyStore:
         key = f"{job.run} {job.plan.hash}"  # another plan under the name of this run is refused by the ledger
         if key not in self.admitted:
             cost = SiloCost(job.plan, self.silo, self.policy.adversary, self.persons)
-            asked = {"whole": cost.whole, "jobs": cost.jobs, "project": self.project}
+            asked: dict[str, Any] = {"whole": cost.whole, "jobs": cost.jobs, "project": self.project}
             self.ledger.admit(job.run, self.policy.dataset, cost.asked, **asked)
             self.admitted.add(key)
             self.log(f"run {job.run}: admitted")

@@ -191,7 +191,8 @@ def in_words(seen: Mapping[str, Any]) -> str:
 
 
 def _lines(seen: Mapping[str, Any]) -> Iterator[str]:
-    state = "running" if seen["running"] else seen.get("state", "not running")
+    ended = seen.get("state") in ("done", "stopped")
+    state = "running" if seen["running"] else seen["state"] if ended else "not running, and it did not end by itself"
     late = "" if seen["healthy"] or not seen["running"] else "; its loop is stuck"
     whose = f", project {seen['project']!r}" if seen.get("project") else ""
     yield f"{seen.get('role', 'process')} {seen.get('name', '')}{whose}: {state}, last sign {seen['at']}{late}"
