@@ -42,8 +42,8 @@ def dp_ftrl(
 ) -> Plan:
     """DP-FTRL: w <- w - server step of (sum_i clip(w - w_i, clip norm) + z * clip norm * (row t of C^-1 Z)) / expected.
 
-    The noise is correlated and nothing is amplified: the sampler `clients` is roundrobin or min_separation, and
-    cohorts may be public.
+    The noise is correlated. With the samplers roundrobin or min_separation nothing is amplified, and cohorts may be
+    public; with kept_bins each client's bin is secret, which amplifies.
     """
 
     def correlated(noise: Mechanism) -> CorrelatedNoise:
