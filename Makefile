@@ -36,7 +36,7 @@ test-hosts: $(DEPLOY)/.installed
 # A round beside an echo, and CPU beside Flower's subprocess mode, as ratios. About five minutes; not in CI.
 .PHONY: bench-deploy
 bench-deploy: $(DEPLOY)/.installed
-	OMP_NUM_THREADS=1 $(DEPLOY)/bin/python -m pytest -W default -s tests/deploy/bench_wire.py
+	OMP_NUM_THREADS=1 $(DEPLOY)/bin/python -m pytest -W default -s tests/deploy/bench_wire.py tests/deploy/bench_secure_sum.py
 
 $(DEPLOY)/.installed: pyproject.toml constraints.txt tests/deploy/constraints.txt
 	$(PYTHON) -m venv $(DEPLOY)

@@ -19,7 +19,7 @@ LANGUAGES = {
     "console": "commands behind `$ ` with what they print: tests/test_pages.py follows the page, or ELSEWHERE",
     "python": "run with its page by tests/test_pages.py, by itself by tests/test_docs.py, or ELSEWHERE",
     "toml": "read by tests/test_docs.py; with a title it is a file that the page's commands read",
-    "sh": "what one machine does in docs/deploy.md: ELSEWHERE, by its title",
+    "sh": "what one machine does in docs/deploy.md and docs/operate.md: ELSEWHERE, by its title",
     "text": "nothing to execute: a figure, a formula, rows, a message",
 }
 ELSEWHERE = {  # blocks by page and title, commands by their first word: the test that takes them from the page
@@ -29,6 +29,14 @@ ELSEWHERE = {  # blocks by page and title, commands by their first word: the tes
     ("docs/deploy.md", "in every silo"): "tests/deploy/test_across_hosts.py",
     ("docs/hospital-tables.md", "tables: on the server"): "tests/deploy/test_messy_hospitals.py",
     ("docs/hospital-tables.md", "tables: in every silo, at the end"): "tests/deploy/test_messy_hospitals.py",
+    ("docs/operate.md", "operate: look"): "tests/federation/test_operate.py",
+    ("docs/operate.md", "operate: add a hospital"): "tests/federation/test_operate.py",
+    ("docs/operate.md", "operate: take a hospital out"): "tests/federation/test_operate.py",
+    ("docs/operate.md", "operate: a second project"): "tests/federation/test_operate.py",
+    ("docs/operate.md", "operate: rotate a silo's key"): "tests/federation/test_operate.py",
+    ("docs/operate.md", "operate: back up and restore a ledger"): "tests/federation/test_operate.py",
+    ("docs/operate.md", "operate: upgrade"): "tests/federation/test_operate.py",
+    ("docs/operate.md", "operate: sign together"): "tests/federation/test_operate.py",
     ("docs/deploy.md", "your app"): "tests/deploy/test_private_app.py",
     ("docs/from-flower.md", "flwr"): "tests/deploy/test_internals.py",
     ("docs/dp-sgd.md", "train.py"): "tests/dpsgd/test_many_processes.py",

@@ -33,8 +33,8 @@ def named(found: list[Block]) -> list[object]:
 
 
 def rules(tree: ast.AST) -> set[str]:
-    """Rule of every PlanError(rule, ...) and require(condition, rule, ...)."""
-    place = {"PlanError": 0, "require": 1}
+    """Rule of every PlanError(rule, ...), require(condition, rule, ...) and require_values(condition, rule, ...)."""
+    place = {"PlanError": 0, "require": 1, "require_values": 1}
     calls = [(ast.unparse(node.func), node.args) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     found = [args[place[name]] for name, args in calls if name in place]
     return {str(rule.value) for rule in found if isinstance(rule, ast.Constant)}

@@ -11,8 +11,8 @@
     │   ├── SideConditionError  a closed-form bound used outside the range where it is proved
     │   └── UnreachableError    a calibration target that no noise multiplier, rate, ... can meet
     ├── BudgetError             a round that would exceed a privacy budget: the run stops before it
-    ├── DivergedError           a round after which the model has NaN or infinity: the run stops and keeps the state
-    before it ├── QuorumError             a round that too few clients answered: exit code 3, continue with --resume
+    ├── DivergedError           a round after which the model has NaN or infinity: the run stops, its checkpoint stays
+    ├── QuorumError             a round that too few clients answered: exit code 3, continue with --resume
     ├── RankError               a process of a distributed run that ended early: exit code 3, continue with --resume
     └── CertificateError        a certificate that disagrees with the files of its run: exit code 1
 
@@ -28,8 +28,6 @@ LONGEST = 600  # characters of each of found, needed and fix
 
 
 class _Short(reprlib.Repr):
-    """Short repr of any value in one line; a very long integer is replaced by its number of bits."""
-
     def __init__(self) -> None:
         super().__init__()
         self.maxstring = self.maxother = 120
@@ -39,7 +37,7 @@ class _Short(reprlib.Repr):
         return repr(x) if x.bit_length() <= 128 else f"an integer of {x.bit_length()} bits"
 
 
-brief_repr = _Short().repr
+brief_repr = _Short().repr  # a repr in one line; of a very long integer only the number of bits
 
 
 def shorten(text: str) -> str:
@@ -52,7 +50,7 @@ class SordinoError(Exception):
 
 
 class UserError(SordinoError):
-    """Raised for a mistake in the input, as one sentence: what was found, what is needed, how to fix it."""
+    """Raised for a mistake in the user's input; its message says what was found, what is needed and how to fix it."""
 
     def __init__(self, found: str, needed: str = "", fix: str = "") -> None:
         self.found, self.needed, self.fix = found, needed, fix
@@ -65,11 +63,11 @@ class UserError(SordinoError):
 
 
 class ConfigError(UserError):
-    """Raised for a TOML file or an option that is invalid."""
+    """Raised for an invalid TOML file or command-line option."""
 
 
 class DataError(UserError):
-    """Raised for data, or a model, that cannot be trained on."""
+    """Raised for data that cannot be trained on, or for a model that does not fit the data."""
 
 
 class PlanError(UserError):
@@ -93,21 +91,19 @@ class StorageError(UserError):
 
 
 class EngineError(UserError):
-    """Raised for a plan that needs a feature which the engine does not have, or for an engine that failed."""
+    """Raised for a plan that needs a feature its engine lacks, and for an engine that failed."""
 
 
 class SideConditionError(UserError):
-    """Raised where a closed-form bound is used outside the range in which it is proved; the message has the numbers."""
+    """Raised where a closed-form privacy bound is used outside the range in which it is proved."""
 
 
 class UnreachableError(UserError):
-    """Raised for a calibration target that no value of the calibrated quantity can meet."""
+    """Raised for a target epsilon that no noise multiplier, or other calibrated number, can meet."""
 
 
 class BudgetError(SordinoError):
-    """Raised before a round that would exceed a privacy budget; nothing of the round was released.
-
-    `refused` is the round and its cohort."""
+    """Raised before a round that would exceed a privacy budget; `refused` is that round and its cohort."""
 
     def __init__(self, message: str, refused: Any = None) -> None:
         self.refused = refused
@@ -115,13 +111,11 @@ class BudgetError(SordinoError):
 
 
 class DivergedError(SordinoError):
-    """Raised after a round that left NaN or infinity in the server's state; the checkpoint holds the state before
-    it.
-    """
+    """Raised after a round that left NaN or infinity in the server's state; the checkpoint is older than the round."""
 
 
 class QuorumError(SordinoError):
-    """Raised if too few clients answered a round in all attempts. `collected` holds the answers that arrived."""
+    """Raised if too few clients answered a round in all attempts; `collected` holds the messages that arrived."""
 
     def __init__(self, what: str, collected: Any = None) -> None:
         self.collected = collected
@@ -129,10 +123,9 @@ class QuorumError(SordinoError):
 
 
 class RankError(SordinoError):
-    """Raised if a process of a distributed run ended early. Charged rounds stay charged, and the checkpoint is
-    complete.
+    """Raised if a process of a distributed run ended early; charged rounds stay charged.
 
-    `lost`: a process other than this one ended. `said`: another process has printed the message already.
+    `lost`: a process other than this one ended. `said`: another process has already printed the message.
     """
 
     def __init__(self, what: str, *, lost: bool = False, said: bool = False) -> None:

@@ -20,7 +20,7 @@ from sordino.errors import DataError
 
 @dataclass(frozen=True)
 class Slot:
-    """Position of one named tensor in the vector."""
+    """Name, shape and position of one model tensor in the model's flat vector."""
 
     name: str
     shape: torch.Size
@@ -37,7 +37,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
-        """The layout of a module's trainable parameters and floating-point buffers."""
+        """Return the layout of a module's trainable parameters and floating-point buffers."""
         found = cls.of_shapes((name, tensor.shape, trainable) for name, tensor, trainable in _named(model))
         if not any(slot.trainable for slot in found.slots):
             fix = "set requires_grad; for peft: inference_mode=False, or from_pretrained(..., is_trainable=True)"
@@ -46,7 +46,7 @@ class Layout:
 
     @classmethod
     def of_shapes(cls, tensors: Iterable[tuple[str, torch.Size, bool]]) -> Layout:
-        """The layout of tensors (name, shape, whether it is trained), one after the other."""
+        """Return the layout of tensors that are given as (name, shape, whether it is trained), in this order."""
         slots: list[Slot] = []
         for name, shape, trainable in tensors:
             start = slots[-1].stop if slots else 0
@@ -67,9 +67,7 @@ class Layout:
         return max(slot.stop for slot in self.slots if slot.trainable)
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return views of the model's tensors by name: [*shape] each for one vector [d], [m, *shape] for rows [m,
-        d].
-        """
+        """Return the model's tensors by name, as views [*shape] of a flat vector [d] or [m, *shape] of rows [m, d]."""
         return {s.name: rows[..., s.start : s.stop].view((*rows.shape[:-1], *s.shape)) for s in self.slots}
 
     def rows(self, named: Mapping[str, Tensor], count: int) -> Tensor:
@@ -80,17 +78,17 @@ class Layout:
         return [tensor for _, tensor, _ in _named(model)]
 
     def flatten(self, model: nn.Module) -> Tensor:
-        """Copy a module's tensors into a new vector."""
+        """Return a new flat vector with the values of a module's tensors."""
         return torch.cat([tensor.detach().reshape(-1) for _, tensor, _ in _named(model)])
 
     def load(self, model: nn.Module, vector: Tensor) -> None:
-        """Copy a vector into a module."""
+        """Copy a flat vector into a module's tensors."""
         with torch.no_grad():
             for slot, (_, tensor, _) in zip(self.slots, _named(model), strict=True):
                 tensor.copy_(vector[slot.start : slot.stop].view(slot.shape))
 
     def bind(self, model: nn.Module, vector: Tensor, gradient: Tensor, channels_last: bool = True) -> None:
-        """Make the module's tensors views of `vector`, and its gradients views of `gradient`."""
+        """Make the module's tensors views of the flat `vector`, and its gradients views of the flat `gradient`."""
         view = _channels_last if channels_last else Tensor.view
         for slot, (_, tensor, trainable) in zip(self.slots, _named(model), strict=True):
             tensor.data = view(vector[slot.start : slot.stop], slot.shape)
@@ -98,13 +96,11 @@ class Layout:
                 tensor.grad = view(gradient[slot.start : slot.stop], slot.shape)
 
     def channels_last(self, rows: Tensor) -> Tensor:
-        """Return rows [m, d] with each 4-dimensional tensor in memory order O,H,W,I, in which CPU convolutions are
-        fastest.
-        """
+        """Return rows [m, d] with convolution kernels in the order O,H,W,I, in which CPU convolutions are fastest."""
         return self._reordered(rows, lambda part, s: part.view(-1, *s).permute(0, 1, 3, 4, 2))
 
     def channels_first(self, rows: Tensor) -> Tensor:
-        """Return rows [m, d] in the order of the module's own tensors: the inverse of `channels_last`."""
+        """Return rows [m, d] with convolution kernels in the module's order O,I,H,W: the inverse of `channels_last`."""
         return self._reordered(rows, lambda part, s: part.view(-1, s[0], s[2], s[3], s[1]).permute(0, 1, 4, 2, 3))
 
     def _reordered(self, rows: Tensor, turn: Callable[[Tensor, torch.Size], Tensor]) -> Tensor:
@@ -118,7 +114,6 @@ class Layout:
 
 
 def _channels_last(part: Tensor, shape: torch.Size) -> Tensor:
-    """Return a view of logical `shape`; entries of a 4-dimensional tensor are stored in the order O,H,W,I."""
     if len(shape) != 4:
         return part.view(shape)
     return part.view(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)
@@ -136,9 +131,7 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
 
 
 def copied(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
-    """Return a deep copy of a module that shares the tensors in `shared`; tensors computed by hooks become
-    constants.
-    """
+    """Return a deep copy of a module that shares the tensors of `shared`; tensors set by hooks become constants."""
     held = [value for part in model.modules() for value in vars(part).values() if isinstance(value, Tensor)]
     plain = {id(value): value.detach().clone() for value in held if not value.is_leaf}
     return copy.deepcopy(model, plain | {id(value): value for value in shared})

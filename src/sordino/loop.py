@@ -32,21 +32,21 @@ from sordino.task import Task, evaluate
 
 
 class Charges(Protocol):
-    """Log of charges: a round, or the preparations (`BEFORE`), is recorded before anything of it is released."""
+    """Log of privacy charges: each round (preparations: t = `BEFORE`) is recorded before anything of it is released."""
 
     def charge(self, t: int, cohort: Cohort | None) -> None: ...
 
 
 @runtime_checkable
 class ReceiptLog(Protocol):
-    """Charges that also record refusals and receipts of a round whose clients are on other machines."""
+    """Log that also records which silos, on other machines, refused a round and which receipts they gave."""
 
     def settle(self, refused: tuple[int, ...], receipts: tuple[Receipt, ...]) -> None: ...
 
 
 @dataclass(frozen=True)
 class RoundReceipts:
-    """Silos that refused the last cohort, and receipts of silos, after the first `after` charges of a run."""
+    """Refusals and receipts of silos in one round; `after` is the number of rounds charged until then."""
 
     after: int
     refused: tuple[int, ...] = ()
@@ -56,7 +56,7 @@ class RoundReceipts:
 @codec.hides_values
 @dataclass
 class Tally:
-    """Log of charges in memory: the charged rounds and, if cohorts are public or released, their cohorts."""
+    """Log of privacy charges in memory: the charged rounds and, if cohorts are public or released, their cohorts."""
 
     rounds: list[int] = field(default_factory=list)
     prepared: int = 0  # number of releases of the plan's preparations
@@ -89,7 +89,7 @@ class Round:
 
 
 def check(plan: Plan, task: Task, engine: Engine) -> None:
-    """Refuse a plan, task and engine whose run could not be certified."""
+    """Raise an error for a plan, task and engine whose run could not be certified."""
     check_population(plan, task.clients.population)
     check_needs(plan, task.public is not None, engine)
     check_prepared(plan, task)
@@ -97,7 +97,7 @@ def check(plan: Plan, task: Task, engine: Engine) -> None:
 
 
 def check_train_metrics(asked: bool | None, mode: Mode) -> None:
-    """Refuse metrics of the clients' own records, which are not private, in a run for release."""
+    """Raise an error for metrics of the clients' own records, which are not private, in a run for release."""
     if asked and mode != "simulation":
         found = f"train_metrics = true in a run whose noise is {mode}"
         needed = "metrics of public records only: metrics of the clients' own records are not private"
@@ -105,33 +105,30 @@ def check_train_metrics(asked: bool | None, mode: Mode) -> None:
 
 
 def check_population(plan: Plan, population: int) -> None:
-    """Refuse data of another number of clients than the plan's."""
+    """Raise an error if the data has another number of clients than the plan."""
     if plan.clients.population != population:
         found = f"a plan for {plan.clients.population} clients and data of {population} clients"
         raise DataError(found, "the same population in both", f"set population = {population} in the plan's clients")
 
 
 def check_needs(plan: Plan, public: bool, engine: Engine) -> None:
-    """Refuse a plan that needs more than the engine and the task's public data offer, before any data is read."""
+    """Raise an error, before data is read, if the plan needs more than the engine and the public data offer."""
     if plan.release.correlated:
         plan.check_fitted()
     if plan.mask is not None and plan.mask.source.needs_public_data and not public:
-        fix = "pass public=records to the task"
-        raise DataError(
-            "a mask that is computed from public records, and a task without public records",
-            "a task with public records",
-            fix,
-        )
+        found = "a mask that is computed from public records, and a task without public records"
+        raise DataError(found, "a task with public records", "pass public=records to the task")
     if plan.clients.pass_rounds > 1 and engine.deployed:
         found = f"{plan.clients.kind!r} where clients are on other machines, which shows who is asked in which round"
-        raise EngineError(found, "cohorts that nobody sees", "run it in one process, or sample with poisson")
+        raise EngineError(found, "a cohort that stays secret", "run it in one process, or sample with poisson")
     missing = plan.needs - engine.offers
     if missing:
         asking = [part for part in (plan.release, plan.server) if missing & part.needs]
         who = next(iter([*asking, *(plan.prepare if "preparation" in missing else ())]), plan.local)
         found = f"{who.kind!r} on an engine without {', '.join(sorted(missing))}"
-        fix = "run it in one process (no --workers, no network), or declare ranges" if "preparation" in missing else ""
-        raise EngineError(found, "an engine that has it", fix)
+        fix = "run it in one process (no --workers, no network)"
+        fix = f"{fix}, or declare ranges" if "preparation" in missing else fix
+        raise EngineError(found, "an engine with these features", fix)
 
 
 def run(
@@ -195,7 +192,6 @@ def run(
 
 
 def _pass_draws(plan: Plan, streams: Streams, state: State) -> PassDraws:
-    """Return the draws of a sampler whose cohorts are drawn for a whole pass, with the key of a pass that goes on."""
     held = state.secret_state.get(PASS_KEY)
     return PassDraws(plan.clients, streams, None if held is None else tuple(held.tolist()))
 
@@ -206,15 +202,13 @@ def _with_pass_key(state: State, key: tuple[int, ...] | None) -> State:
 
 
 def read_together(numbers: Sequence[Tensor]) -> list[float]:
-    """Return the values of one-number tensors with a single transfer, since every transfer waits for the
-    accelerator.
-    """
+    """Return the values of one-number tensors by a single transfer, since each transfer waits for the accelerator."""
     device = next((one.device for one in numbers if one.device.type != "cpu"), torch.device("cpu"))
     return torch.stack([one.to(device, torch.float64) for one in numbers]).tolist() if numbers else []
 
 
 def check_layout(task: Task, layout: Layout) -> None:
-    """Refuse a model whose set of trained tensors was changed since the run began."""
+    """Raise an error if the model's set of trained tensors was changed since the run began."""
     if task.layout != layout:
         found = "a model whose requires_grad, or whose tensors, were changed between two rounds"
         fix = "restore requires_grad and resume; to train other tensors, start a run with init= the weights of this run"
@@ -222,7 +216,7 @@ def check_layout(task: Task, layout: Layout) -> None:
 
 
 def check_finite(state: State) -> None:
-    """Stop a run whose server state holds NaN or infinity, before it is written to a checkpoint."""
+    """Raise `DivergedError` if the server's state holds NaN or infinity, before it is written to a checkpoint."""
     floats = {name: held for name, held in state.memory.items() if held.is_floating_point()}
     for name, total in zip(floats, read_together([held.sum() for held in floats.values()]), strict=True):
         if not math.isfinite(total) and not bool(floats[name].isfinite().all()):
@@ -235,9 +229,7 @@ def check_finite(state: State) -> None:
 def one_round(
     plan: Plan, task: Task, worker: Worker, streams: Streams, charges: Charges, state: State, cohort: Cohort
 ) -> tuple[State, Collected]:
-    """Run one round: charge, collect, add noise and step; return the next state, and the clean sum with its
-    diagnostics.
-    """
+    """Run one round (charge, collect, add noise, step); return the next state, and the sum before the noise."""
     t, release = state.t, plan.release
     seen = cohort if release.sees_cohort else None
     if release.local:
@@ -267,18 +259,17 @@ def one_round(
 
 
 def _settle(plan: Plan, charges: Charges, collected: Collected, *, charged: bool) -> None:
-    """Record refusals and receipts of silos on other machines; a refusal cancels the silo's charge, if there was
-    one.
-    """
     if collected.deployed and plan.cohort_is_public and isinstance(charges, ReceiptLog):
-        charges.settle(tuple(sorted(collected.refused)) if charged else (), collected.receipts)
+        charges.settle(tuple(sorted(collected.refused)) if charged else (), collected.receipts)  # refusal: no charge
 
 
 def advanced(
     plan: Plan, layout: Layout, streams: Streams, state: State, public: Public, collected: Collected, cohort: Cohort
 ) -> tuple[State, Tensor | None]:
-    """Add noise, decode, post-process and step; return the next state and the encoded release (None if too few clients
-    answered)."""
+    """Add noise, decode, post-process and step; return the next state and the noised mean before decoding.
+
+    If too few clients answered, there is no release: the second value is None.
+    """
     t = state.t
     if not plan.release.accepts(collected.received):
         return replace(state, t=t + 1), None
@@ -297,7 +288,7 @@ def advanced(
 def noised_mean(
     plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int, memory: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the noised sum divided by a public number, still encoded, and the noise state for later rounds."""
+    """Return the noised mean before decoding, and the noise state for later rounds."""
     total, noise = noised_sum(plan, collected, cohort, streams, t, memory)
     return (total / plan.release.denominator(plan.clients.expected, collected.received)).to(torch.float32), noise
 
@@ -305,7 +296,7 @@ def noised_mean(
 def noised_sum(
     plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int, memory: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the noised sum, in secure mode rounded to a public grid, and the noise state for later rounds."""
+    """Return the noised sum, rounded to a public grid in secure mode, and the noise state for later rounds."""
     release, came = plan.release, collected.participants(cohort)
     silent = came[:0] if collected.noised else came  # clients whose noise is still to be drawn
     total, noise = release.noised(collected.total, silent, partial(streams.at, t), memory)

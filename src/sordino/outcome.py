@@ -29,7 +29,7 @@ from sordino.task import Task
 
 _LOG = logging.getLogger("sordino")
 DIAGNOSTIC = "diagnostic, not private"  # key in history of figures of unreleased data
-_NO_FIGURES = ("round", "void", DIAGNOSTIC)  # keys of a history line
+_NOT_METRICS = ("round", "void", DIAGNOSTIC)  # keys of a history line
 
 
 def history_line(done: Round) -> dict[str, Any]:
@@ -41,22 +41,21 @@ def history_line(done: Round) -> dict[str, Any]:
 
 
 def releasable(line: dict[str, Any], noise: Mode) -> dict[str, Any]:
-    """Return the part of a history line that may be stored: without diagnostics, which are not private, if the run is
-    for release."""
+    """Return a history line as it is stored: diagnostics are not private, so a run for release drops them."""
     return {name: value for name, value in line.items() if noise == "simulation" or name != DIAGNOSTIC}
 
 
 def last_figures(history: list[dict[str, Any]]) -> dict[str, float] | None:
-    """Return the latest metrics on public rows in a history; None if there are none."""
-    lines = ({name: line[name] for name in line if name not in _NO_FIGURES} for line in reversed(history))
+    """Return the latest metrics of public test rows in a run's history; None if there are none."""
+    lines = ({name: line[name] for name in line if name not in _NOT_METRICS} for line in reversed(history))
     return next((figures for figures in lines if figures), None)
 
 
 def warn_if_no_update(history: list[dict[str, Any]]) -> None:
-    """Warn where every client's update was zero, so that noise alone moved the weights."""
+    """Log a warning if every client's update was zero, so that noise alone changed the weights."""
     norms = [line.get(DIAGNOSTIC, {}).get("update_norm_mean") for line in history]
     if norms and all(norm == 0.0 for norm in norms):
-        _LOG.warning("In no round was a client's update other than zero: what moved, noise has moved. Look at lr.")
+        _LOG.warning("Every client's update was zero in every round: noise alone changed the weights. Check lr.")
 
 
 def final_model(plan: Plan, task: Task, state: State) -> nn.Module:
@@ -79,8 +78,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     lacking = own.load_state_dict(dict(weights), strict=False)
     wrong = [*lacking.unexpected_keys, *(name for name in lacking.missing_keys if name not in _frozen_names(own))]
     if wrong:
-        needed = "weights of a model with the same parameters"
-        raise DataError(f"weights that do not fit the model at {wrong[0]!r}", needed)
+        found, needed = f"weights that do not fit the model at {wrong[0]!r}", "weights of a model of the same kind"
+        raise DataError(found, needed, "load them into the architecture that was trained")
 
 
 def _frozen_names(model: nn.Module) -> set[str]:
@@ -96,7 +95,7 @@ def model_digest(model: nn.Module) -> str:
 def facts_of_charges(
     plan: Plan, rounds: list[int], cohorts: list[Cohort], facts: Facts, settled: Sequence[RoundReceipts] = ()
 ) -> Facts:
-    """Return the facts with the counts of charges; counts per client only if cohorts are public or released."""
+    """Return the certificate's facts with the number of charged rounds, and per client if cohorts are not secret."""
     again = repeated_rounds(rounds)
     facts = replace(facts, charged=len(rounds), repeats=len(again), repeated=again)
     if not settled and (not cohorts or not plan.clients.random):
@@ -105,15 +104,14 @@ def facts_of_charges(
     each = known.total
     if settled:
         again = tuple(sorted((Counter(again) - Counter(known.replayed)).elements()))
-        beyond = int((each - _asked_once(plan, rounds, cohorts)).max())
+        beyond = int((each - _distinct_rounds_by_client(plan, rounds, cohorts)).max())
         facts = replace(facts, receipts=tuple(each.tolist()), repeats=max(len(again), beyond), repeated=again)
         facts = replace(facts, replayed=len(known.replayed))
     own = plan.unit == "record" or bool(plan.release.noise_multipliers)
     return replace(facts, max_participations=int(each.max(initial=0)), per_client=tuple(each.tolist()) if own else ())
 
 
-def _asked_once(plan: Plan, rounds: list[int], cohorts: list[Cohort]) -> NDArray[np.int64]:
-    """Return the number of different rounds in which each client was sampled."""
+def _distinct_rounds_by_client(plan: Plan, rounds: list[int], cohorts: list[Cohort]) -> NDArray[np.int64]:
     if not plan.clients.random:
         cohorts = [plan.clients.draw(t, NO_RANDOMNESS) for t in rounds]
     asked = {(t, int(client)) for t, cohort in zip(rounds, cohorts, strict=True) for client in cohort}
@@ -123,14 +121,14 @@ def _asked_once(plan: Plan, rounds: list[int], cohorts: list[Cohort]) -> NDArray
 def count_charges(
     plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[RoundReceipts]
 ) -> ClientCharges:
-    """Count all charges, with the silos' receipts and refusals, by client and by release."""
+    """Return how often each client was charged in a run, corrected by the silos' receipts and refusals."""
     known = ClientCharges.of(plan) if settled else replace(ClientCharges.of(plan), replays=False)
     replay_charges(plan, rounds, cohorts, settled, known)
     return known
 
 
 class ChargeListener(Protocol):
-    """Receiver of charges, refusals and receipts in the order in which they happened."""
+    """Object that `replay_charges` calls with the charges, refusals and receipts of a run, in their order."""
 
     def ask(self, cohort: Cohort, t: int) -> None: ...
     def add_receipts(self, refused: Iterable[int], charged: Iterable[tuple[int, int]], t: int) -> None: ...
@@ -139,7 +137,7 @@ class ChargeListener(Protocol):
 def replay_charges(
     plan: Plan, rounds: Sequence[int], cohorts: Sequence[Cohort], settled: Sequence[RoundReceipts], who: ChargeListener
 ) -> None:
-    """Send every charge, and after it the silos' refusals and receipts, to a listener."""
+    """Call a listener with every charge of a run, and after each with the silos' refusals and receipts."""
     if not plan.clients.random:
         cohorts = [plan.clients.draw(t, NO_RANDOMNESS) for t in rounds]
     notes, asked = list(settled), list(zip(rounds, cohorts, strict=True))

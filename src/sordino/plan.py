@@ -45,8 +45,6 @@ NOISE = "noise."  # in `State.secret_state`: what the release remembers of its n
 
 
 class _Cache:
-    """Cache of a plan's computed forecast, outside of the fields that are compared and written."""
-
     __slots__ = ("_forecast",)
     _forecast: Cost
 
@@ -74,22 +72,21 @@ class Plan(_Cache):
     def __post_init__(self) -> None:
         check_parts(self, "plan")
         if not 1 <= self.rounds <= LONGEST:
-            raise PlanError("rounds", f"rounds = {brief_repr(self.rounds)}", f"at least 1, and at most {LONGEST:,}")
+            needed = f"at least 1, and at most {LONGEST:,}"
+            raise PlanError("rounds", f"rounds = {brief_repr(self.rounds)}", needed, "change rounds")
         self._check_schedules()
         self.local.check_rounds(self.rounds)
         self.release.check(self.bounds[-1], self.clients, self.local.reads)
         shares = self.release.correlated and not self.clients.keeps_bins
         if self.clients.pass_rounds > 1 and (shares or not self.release.hides_cohort(self.clients)):
-            found = (
-                f"sampler {self.clients.kind!r} with release {self.release.kind!r}, which shows cohorts or shares noise"
-            )
-            fix = "release central_noise, or clients in turn (roundrobin)"
-            raise PlanError("sampling", found, "a release with independent noise that hides who takes part", fix)
+            found = f"sampler {self.clients.kind!r} with release {self.release.kind!r}"
+            needed = "a release that adds independent noise in every round and hides who takes part"
+            raise PlanError("sampling", found, needed, "use release central_noise, or sampler roundrobin")
         if self.local.reads is not None:
             self._check_records(self.local.reads)
         if self.server.rounds not in (None, self.rounds):
             found = f"server {self.server.kind!r} for {self.server.rounds} rounds in a plan of {self.rounds} rounds"
-            raise PlanError("server", found, "a server for as many rounds as the plan has")
+            raise PlanError("server", found, "the same number of rounds in both", f"set rounds = {self.server.rounds}")
         self._check_steps()
         bare = self.release.correlated and not self.release.is_fitted(self.rounds)
         lines = () if bare else self.forecast.lines
@@ -111,14 +108,14 @@ class Plan(_Cache):
         return self if release == self.release else replace(self, release=release)
 
     def check_fitted(self) -> None:
-        """Refuse correlated noise without coefficients for this number of rounds."""
+        """Refuse a correlated noise strategy whose coefficients are not optimised for the plan's rounds."""
         if self.release.correlated and not self.release.is_fitted(self.rounds):
             found = f"release {self.release.kind!r} whose strategy is not fitted to {self.rounds} rounds"
             raise PlanError("correlated noise", found, "a fitted strategy", "plan = plan.fitted()")
 
     @property
     def patterns(self) -> Patterns:
-        """Return the sets of rounds in which one client may take part, or one record of silo 0 may be read."""
+        """Sets of rounds in which one client may take part, or one record of silo 0 may be read."""
         planned = Participation.planned(self.clients, self.rounds)
         if self.local.reads is None:
             return planned.patterns(self.clients)
@@ -126,14 +123,14 @@ class Plan(_Cache):
         return record_patterns(self.clients, self.local, self.rounds, times, 0)
 
     def _check_schedules(self) -> None:
-        """Refuse clip norms that are not positive and finite in every round, and step sizes that overflow."""
         clip_norms = [*(clip.clip_norm for clip in self.clips), *self.local.clip_norms]
         scheduled = [clip_norm for clip_norm in clip_norms if isinstance(clip_norm, Schedule)]
         for clip_norm in scheduled:
             low, high = clip_norm.span(self.rounds)
             if not positive(low, high):
                 found = f"a clip norm from {low:g} to {high:g} in {self.rounds} rounds"
-                raise PlanError("clip", found, "a positive finite clip norm in every round")
+                needed = "a positive finite clip norm in every round"
+                raise PlanError("clip", found, needed, "change the schedule of the clip norm")
         learned = any(clip_norm.learned for clip_norm in scheduled)
         if learned and self.clips != self.encode[-1:]:
             found = "an adaptive clip norm, whose Clip is not the last encode step or is not the only Clip"
@@ -145,40 +142,36 @@ class Plan(_Cache):
             if isinstance(schedule, Schedule) and not finite(*schedule.span(self.rounds)):
                 low, high = schedule.span(self.rounds)
                 found = f"{where} from {low:g} to {high:g} in {self.rounds} rounds"
-                raise PlanError("schedule", found, "finite numbers that float32 holds in every round")
+                needed = "numbers within the range of float32 in every round"
+                raise PlanError("schedule", found, needed, f"change the schedule {where}")
 
     def _check_records(self, reads: RecordSampler) -> None:
-        """Refuse parts without a bound per record, if the unit is one record, and too many disjoint batches."""
         most = reads.max_rounds()
         if self.keeps_client_state:
             found = f"{self.local.kind!r}, whose clients keep a state of what they read in earlier rounds"
-            raise PlanError(
-                "records", found, "messages that depend on the records of their own round alone", "use batch_gradient"
-            )
+            needed = "messages that depend on the records of their own round alone"
+            raise PlanError("records", found, needed, "use batch_gradient")
         reads.check(self.clients.population)
         self.local.check_population(self.clients.population)
         spent = self.local.bound()
-        needed = self.rounds * (spent.count if isinstance(spent, AlreadyPrivate) else 1)
-        if most is not None and needed > most:
-            found = f"{needed} disjoint batches, while the smallest silo has records for {most}"
+        batches = self.rounds * (spent.count if isinstance(spent, AlreadyPrivate) else 1)
+        if most is not None and batches > most:
+            found = f"{batches} disjoint batches, while the smallest silo has records for {most}"
             raise PlanError("one pass", found, "batches that are disjoint in all rounds", "lower rounds or batch")
         if self.encode:
             found = f"{self.encode[0].kind} as an encode step after per-record clipping"
             raise PlanError("records", found, "no encode steps", "drop encode: the local solver bounds the message")
 
     def _check_steps(self) -> None:
-        """Refuse denoising of noise with unknown scale, sparsity of messages that are no updates, and two releases of
-        a column.
-        """
         asking = [step for step in self.postprocess if step.needs_noise]
         if asking and isinstance(self.bound, AlreadyPrivate):
             found = f"{asking[0].kind} on messages whose noise was added in local steps, so that its scale is unknown"
             fix = "drop the denoiser, or use a release that adds the noise"
             raise PlanError("denoising", found, "noise of known standard deviation", fix)
-        bent = next((i for i, step in enumerate(self.postprocess) if not step.linear), len(self.postprocess))
-        late = next((step for step in self.postprocess[bent + 1 :] if step.needs_noise), None)
+        nonlinear = next((i for i, step in enumerate(self.postprocess) if not step.linear), len(self.postprocess))
+        late = next((step for step in self.postprocess[nonlinear + 1 :] if step.needs_noise), None)
         if late is not None:
-            found = f"{late.kind} after {self.postprocess[bent].kind}, after which the scale of the noise is unknown"
+            found = f"{late.kind} after {self.postprocess[nonlinear].kind}, where the scale of the noise is unknown"
             fix = f"put {late.kind} first, or drop one of the two"
             raise PlanError("denoising", found, "linear post-processing before the denoiser", fix)
         coordinates = (step for step in self.encode if step.needs_slopes or step.needs_tensors or step is self.mask)
@@ -188,8 +181,9 @@ class Plan(_Cache):
             raise PlanError("sparsity", found, "messages of one number per parameter", f"drop {looks.kind}")
         names = [part.column for part in self.prepare]
         twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:  # one histogram of a column is enough
-            raise PlanError("preparation", f"two releases of column {twice!r}", "one release for each column")
+        if twice is not None:
+            found = f"two releases of column {twice!r} in prepare"
+            raise PlanError("preparation", found, "one release for each column", "drop one of the two")
 
     @property
     def unit(self) -> Unit:
@@ -203,27 +197,24 @@ class Plan(_Cache):
 
     @property
     def bound(self) -> Bound | AlreadyPrivate:
-        """Norm bound of one message after all encode steps."""
+        """Norm bound of one client's message after all encode steps."""
         return self.bounds[-1]
 
     @property
     def bounds(self) -> tuple[Bound | AlreadyPrivate, ...]:
-        """Norm bounds of one message after the local solver and after each encode step, as `sordino plan` prints
-        them.
-        """
+        """Norm bounds of one client's message after the local solver and after each encode step, in this order."""
         chain: list[Bound | AlreadyPrivate] = [self.local.bound()]
         for step in self.encode:
             before = chain[-1]
             if isinstance(before, AlreadyPrivate):
-                raise PlanError(
-                    "spent", f"{step.kind} on a message that is already noised", "no encode steps", "drop encode"
-                )
+                found = f"{step.kind} on a message that is already noised"
+                raise PlanError("spent", found, "no encode steps", "drop encode")
             chain.append(step.bound(before))
         return tuple(chain)
 
     @property
     def clip(self) -> Clip | None:
-        """The first clip, which gives the message its bound."""
+        """The first `Clip` among the encode steps, which gives the message its bound; None if there is none."""
         return next(iter(self.clips), None)
 
     @property
@@ -236,8 +227,8 @@ class Plan(_Cache):
     ) -> Public:  # fmt: skip
         """Return the public values of round t: clip norm, coordinates (of `size`) that are sent, and broadcast vectors.
 
-        `public_state` was computed from earlier releases; `update` computes an update on public records, for a mask
-        that needs one.
+        `public_state` was computed from earlier releases. `update` computes a model update on public records, which
+        some masks choose their coordinates by.
         """
         known = public_state or {}
         learned = {name: float(held) for name, held in known.items() if "." not in name and not held.dim()}
@@ -253,15 +244,13 @@ class Plan(_Cache):
         return Public(t, clip_norm, size, mask, broadcast, state=learned)
 
     def signal_norm(self, public: Public) -> float:
-        """Return the clip norm of an update, or of a record's gradient: an upper bound on the norm of the clean
-        mean.
-        """
+        """Return an upper bound on the norm of the mean before noise: the clip norm of an update or record gradient."""
         if self.local.adaptive is not None:
             return public.clip_norm
         return min(public.clip_norm, *(at(clip_norm, public.t) for clip_norm in (math.inf, *self.local.clip_norms)))
 
     def length(self, size: int) -> int:
-        """Length of an encoded message for a model of `size` numbers."""
+        """Return the length of an encoded message for a model of `size` numbers."""
         length = self.local.length(size)
         for step in self.encode:
             length = step.length(length)
@@ -269,37 +258,35 @@ class Plan(_Cache):
 
     @property
     def keeps_client_state(self) -> bool:
-        """Whether clients keep a state between their rounds."""
+        """Whether clients store a state between their rounds, as in SCAFFOLD."""
         return bool(self.local.client_state(torch.zeros(1)))
 
     @property
     def needs(self) -> frozenset[str]:
-        """Features that an engine must offer for the release, the server, client state and preparations."""
-        own = {"client_state": bool(self.local.client_state(torch.zeros(1))), "preparation": bool(self.prepare)}
+        """Names of the features that an engine must offer to run this plan, such as "secure_sum"."""
+        own = {"client_state": self.keeps_client_state, "preparation": bool(self.prepare)}
         own["a loop of PyTorch"] = self.local.needs_loop or self.release.scheduled
         return self.release.needs | self.server.needs | {name for name, needed in own.items() if needed}
 
     @property
     def cohort_is_public(self) -> bool:
-        """Whether logs may name the clients of a round: the cohort is public, or part of the release."""
+        """Whether logs may name the clients of a round, since the cohort is public or part of the release."""
         return not self.clients.random or self.release.sees_cohort
 
     @property
     def mask(self) -> PublicMask | None:
-        """The encode step that sends only some coordinates, if there is one."""
+        """The encode step that sends only some coordinates; None if there is none."""
         return next((step for step in self.encode if isinstance(step, PublicMask)), None)
 
     def learn(self, encoded: Tensor, mean: Tensor, public: Public, state: State) -> dict[str, Tensor]:
-        """Return the public state after a round: values that encode steps compute from the noised mean, and the
-        mask's state.
-        """
+        """Return the public state after a round, which encode steps and the mask compute from the noised mean."""
         learned: dict[str, float] = {}
         for step in self.encode:
             found = step.learn(encoded, public)
             twice = next((name for name in found if name in learned or "." in name), None)
             if twice is not None:
-                needed = "a name without a dot that no other step uses"
-                raise PlanError("learn", f"{step.kind!r} stores the public state {twice!r}", needed)
+                stored, needed = f"{step.kind!r} stores the public state {twice!r}", "a dotless name of one step"
+                raise PlanError("learn", stored, needed, "rename what `learn` of the step returns")
             learned |= found
         after = {name: torch.tensor(value, dtype=torch.float64) for name, value in learned.items()}
         before = state.public_state.get("released")
@@ -309,14 +296,14 @@ class Plan(_Cache):
     def cost(self, participation: Participation | None = None, only: int | None = None) -> Cost:
         """Return the privacy cost of a run with this participation, for all clients or for client `only`.
 
-        Without a participation, it is the forecast of a run that goes as planned."""
+        Without a participation, return the forecast for a run that goes as planned."""
         return self.forecast if participation is None else self.cost_with(participation, only)
 
     def cost_with(
         self, participation: Participation | None = None, only: int | None = None, *,
         local: LocalSolver | None = None, release: Release | None = None,
     ) -> Cost:  # fmt: skip
-        """Return the cost with another local solver or release; calibration tries noise multipliers this way."""
+        """Return the privacy cost of this plan with another local solver or release; calibration calls it."""
         if self.release.correlated:
             self.check_fitted()
         local, release = local or self.local, release or self.release
@@ -329,7 +316,7 @@ class Plan(_Cache):
 
     @property
     def forecast(self) -> Cost:
-        """Cost of the plan if it runs as planned, computed once."""
+        """Privacy cost of a run that goes as planned; it is computed once."""
         if not hasattr(self, "_forecast"):
             object.__setattr__(self, "_forecast", self.cost_with())
         return self._forecast
@@ -342,7 +329,7 @@ class Plan(_Cache):
         return mean if unit == 1.0 else mean * unit
 
     def split(self, mean: Tensor, public: Public) -> tuple[Tensor, dict[str, Tensor]]:
-        """Split the decoded mean into the model's update and the vectors broadcast to the next round's clients."""
+        """Return the model's update and the vectors broadcast in the next round, both parts of the decoded mean."""
         return self.local.split(mean, public, self.clients.expected / self.clients.population)
 
     def refine(self, mean: Tensor, known: Noised) -> Tensor:
@@ -355,14 +342,14 @@ class Plan(_Cache):
 
     @property
     def hash(self) -> str:
-        """Return the SHA-256 of the plan's canonical JSON."""
+        """SHA-256 of the plan's canonical JSON."""
         return digest(self)
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class State:
-    """State of a run between two rounds, which is what a checkpoint stores."""
+    """State of a run between two rounds, as a checkpoint stores it."""
 
     t: int
     memory: Memory
@@ -389,5 +376,5 @@ class State:
 
     @property
     def noise(self) -> dict[str, Tensor]:
-        """State of the release's noise, for correlated noise."""
+        """Earlier noise that a correlated release combines with new noise, by name."""
         return {name.removeprefix(NOISE): held for name, held in self.secret_state.items() if name.startswith(NOISE)}

@@ -32,10 +32,7 @@ class Streams(Protocol):
 
 
 class _Key(ISeedSequence):
-    """Seed sequence that returns a given 128-bit Philox key; faster than `Philox(key=...)`, which reads system
-    entropy.
-    """
-
+    # A seed sequence of one given 128-bit key. `Philox(key=...)` is slower: it reads system entropy.
     words: NDArray[np.uint64]
 
     def generate_state(self, n_words: int, dtype: object = None) -> NDArray[np.uint64]:
@@ -60,9 +57,7 @@ class Seeded:
 
 
 class SecureGenerator(np.random.Generator):
-    """Generator for release, marked by its type: samplers then use full-range algorithms, and noise state is
-    float64.
-    """
+    """Random generator for release, by whose type mechanisms choose gap-free sampling and float64 noise state."""
 
 
 def is_secure(rng: np.random.Generator) -> bool:
@@ -71,9 +66,9 @@ def is_secure(rng: np.random.Generator) -> bool:
 
 @dataclass(frozen=True)
 class Secure:
-    """Cryptographic random streams keyed by the operating system: there is no seed that could leak.
+    """Cryptographic random streams keyed by the operating system, so that no seed can leak.
 
-    `share` distributes one process's key to all processes of a run.
+    `share` sends the key drawn by one process to all processes of a distributed run, and returns it.
     """
 
     share: Callable[[int], int] = lambda key: key
@@ -83,12 +78,12 @@ class Secure:
         return "secure"
 
     def at(self, t: int, purpose: str, client: int = -1) -> np.random.Generator:
-        """Return a fresh stream, whatever the arguments."""
+        """Return a new unpredictable stream; the arguments are ignored."""
         return secure_generator(self.share(secrets.randbits(128)))
 
 
 def secure_generator(key: int) -> SecureGenerator:
-    """Return the generator of a secret 128-bit key, at its beginning."""
+    """Return a new AES counter generator for a secret 128-bit key."""
     from randomgen import AESCounter
 
     return SecureGenerator(AESCounter(key=key))
@@ -100,20 +95,17 @@ def streams(mode: Mode, seed: int) -> Streams:
 
 @contextmanager
 def forked_rng() -> Iterator[None]:
-    """Context that restores torch's generators at its end: the CPU's, and that of the current accelerator."""
+    """Context that restores torch's generators (CPU and current accelerator) at its end."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if accelerator is None:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    else:
-        with torch.random.fork_rng([torch.accelerator.current_device_index()], device_type=accelerator.type):
-            yield
+    own = [] if accelerator is None else [torch.accelerator.current_device_index()]
+    with torch.random.fork_rng(own, device_type="cuda" if accelerator is None else accelerator.type):
+        yield
 
 
 def torch_rng_states() -> list[Any]:
-    """Return the states of torch's generators: the CPU's, and that of the current accelerator."""
+    """Return the states of torch's generators, of the CPU and of the current accelerator if there is one."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -122,15 +114,13 @@ def torch_rng_states() -> list[Any]:
 
 
 def global_rng_state() -> tuple[Any, Any]:
-    """Return the state of the global generators of numpy and Python; user code may draw from them, this package does
-    not.
-    """
+    """Return the state of the global generators of numpy and Python, which only user code draws from."""
     return np.random.get_state(), random.getstate()
 
 
 @contextmanager
 def at_global_rng_state(state: tuple[Any, Any]) -> Iterator[None]:
-    """Context with the global generators of numpy and Python set to `state`; they are restored at its end."""
+    """Context that sets the global generators of numpy and Python to `state`, and restores them at its end."""
     before = global_rng_state()
     try:
         np.random.set_state(state[0])

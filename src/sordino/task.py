@@ -38,8 +38,10 @@ AnyLoss = str | Loss | LossFunction  # a kind, a part, or (outputs, targets) -> 
 
 @dataclass(frozen=True)
 class PublicSource:
-    """Origin of public test rows, for the certificate: file name, who declares them public, and public `values` that
-    were used to encode records."""
+    """Origin of the public test rows, for the certificate: what they are, and `by` whom they are declared public.
+
+    `values` are public values, such as ranges of columns, by which records were encoded.
+    """
 
     rows: str = "test rows"
     by: str = "the caller: test of the task"
@@ -49,7 +51,7 @@ class PublicSource:
 @codec.hides_values
 @dataclass(frozen=True)
 class Task:
-    """A model, a loss and the clients' records; `test` and `public` are records that are declared public."""
+    """What is trained: a model, a loss and the clients' records; `test` and `public` are records declared public."""
 
     model: nn.Module
     clients: Clients
@@ -119,7 +121,7 @@ class Task:
         cls, model: nn.Module, population: int, test: Any = None, loss: AnyLoss = "cross_entropy", public: Any = None,
         pad: int | None = None, length: int | None = None, own_code: Trust | None = None,
     ) -> Task:  # fmt: skip
-        """Build the server's task: the model, the number of clients and public records; no client's record."""
+        """Build the server's task from a model, the number of clients and public records, without clients' records."""
         model, (test, public), loss = _read_inputs(model, [test, public], loss, pad, length)
         held = Clients.elsewhere(population, test if test is not None else public)
         return cls(model, held, test, loss, public, own_code=own_code)
@@ -129,7 +131,7 @@ class Task:
         cls, model: nn.Module, client: int, population: int, own: Any, loss: AnyLoss = "cross_entropy",
         pad: int | None = None, length: int | None = None, own_code: Trust | None = None,
     ) -> Task:  # fmt: skip
-        """Build one silo's task: the model and its own records; `client` is its number in the plan.
+        """Build one silo's task from the model and the silo's own records; `client` is its number in the plan.
 
         For text, `length` must be the same in all silos.
         """
@@ -138,9 +140,9 @@ class Task:
 
     @property
     def encoding_sha256(self) -> str:
-        """SHA-256 of what a record's coordinates and classes mean, which all silos of a run must share.
+        """SHA-256 of the encoding of records (what coordinates and classes mean), which all silos must share.
 
-        Of records that are not read from a table it is that of their shape and type of target.
+        For records that are not read from a table, only their shape and the type of their target are hashed.
         """
         if self.encoding is not None:
             return self.encoding.sha256
@@ -148,12 +150,12 @@ class Task:
         return codec.digest([list(x.shape[1:]), self.losses.targets, list(y.shape[1:])])
 
     def as_server(self) -> Task:
-        """Copy of the task without any client's record."""
+        """Return a copy of the task without clients' records."""
         away = Clients.elsewhere(self.clients.population, self.clients.records)
         return replace(self, clients=away, client_test=None)
 
     def as_silo(self, client: int) -> Task:
-        """Copy of the task with one client's records only, and no test or public records."""
+        """Return a copy of the task with one client's records, without test and public records."""
         rows, records = torch.from_numpy(self.clients.rows(client)), self.clients.records
         own = Records(records.x[rows], records.y[rows])
         alone = Clients.alone(client, self.clients.population, own)
@@ -162,7 +164,7 @@ class Task:
     def __post_init__(self) -> None:
         loss_of(self.loss)
         if self.own_code not in (None, "trusted"):
-            raise ConfigError(f"own_code = {self.own_code!r}", '"trusted", or nothing')
+            raise ConfigError(f"own_code = {self.own_code!r}", '"trusted" or None', "drop own_code")
         wide = next((n for n, p in self.model.named_parameters() if p.dtype != torch.float32), None)
         if wide is not None:
             raise DataError(f"a model whose {wide} is not float32", "a float32 model", "call model.float()")
@@ -172,16 +174,14 @@ class Task:
                 check_finite(records, name)
         if self.client_test is not None and self.client_test.population != self.clients.population:
             found = f"client_test of {self.client_test.population} clients and data of {self.clients.population}"
-            raise DataError(found, "as many data sets in client_test as clients")
+            raise DataError(found, "one data set in client_test per client", "pass empty ones where there is none")
         if self.groups is not None and (self.test is None or len(self.groups) != len(self.test)):
-            found = f"`groups` of length {len(self.groups)}"
-            raise DataError(found, f"a group for each of the {0 if self.test is None else len(self.test)} test records")
+            found, count = f"`groups` of length {len(self.groups)}", 0 if self.test is None else len(self.test)
+            raise DataError(found, f"a group for each of the {count} test records", f"pass {count} groups")
         self._check_fit()
 
     def _check_fit(self) -> None:
-        """Refuse a model, loss or labels that do not fit each other: one loss per record, an output per class, no
-        batch statistics.
-        """
+        """Refuse a model with batch statistics, a loss not computed per record, and labels without an output."""
         refuse_layers(self.model)
         if len(self.clients.index) == 0:  # a server: the public records are checked
             known = self.test if self.test is not None else self.public
@@ -217,7 +217,7 @@ class Task:
 
     @property
     def program(self) -> Program:
-        """Model and loss in the form in which they run on records: captured graphs, library layers, or trusted code."""
+        """Model and loss as they run on records: as captured graphs, torch.nn layers, or trusted user code."""
         x, y, losses, found = self.clients.records.x, self.clients.records.y, self.losses, self._program
         if found is not None:
             old, new = ([(one.shape[1:], one.dtype) for one in pair] for pair in ((found.x, found.y), (x, y)))
@@ -230,12 +230,12 @@ class Task:
 
     @property
     def knows_shapes(self) -> bool:
-        """Whether the shape of a record is known: a server may hold no record."""
+        """Whether the shape of a record is known; a server that holds no records may not know it."""
         return len(self.clients.index) > 0 or self.clients.records.x.dim() > 1
 
     @property
     def layout(self) -> Layout:
-        """Layout of the model's flat vector, computed again where requires_grad has changed."""
+        """Layout of the model's flat vector, computed again if a parameter's requires_grad has changed."""
         model = self.model
         key = tuple((id(p), p.shape, p.requires_grad) for p in (*model.parameters(), *model.buffers()))
         if self._layout is None or self._layout[0] != key:
@@ -248,7 +248,7 @@ class Task:
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
     def on(self, device: torch.device) -> Task:
-        """Copy of the task with model and records on a device; memory-mapped records stay in files."""
+        """Return a copy of the task with model and records on a device; memory-mapped records stay in files."""
         if device == self.device:
             return self
 
@@ -261,11 +261,11 @@ class Task:
 
     @property
     def losses(self) -> Loss:
-        """The loss function, as a part that returns one value per record."""
+        """The loss function as a part of the plan, which returns one value per record."""
         return loss_of(self.loss)
 
     def evaluate(self, vector: Tensor, batch: int = 2048) -> dict[str, float]:
-        """Return test metrics: loss; accuracy and balanced accuracy, or root mean square error; and `metrics`."""
+        """Return the test metrics of a model vector: loss, accuracies or root mean square error, and `metrics`."""
         if self.test is None:
             return {}
         model, losses = self.at(vector), self.program.losses
@@ -279,7 +279,7 @@ class Task:
 
     @property
     def declared_public(self) -> tuple[Declared, ...]:
-        """Rows, values and weights of the task that somebody declares public, for the certificate."""
+        """Rows, values and weights that the user declares public; the certificate lists them."""
         sides = (self.test, self.source.rows, self.source.by), (self.public, "rows", "the caller: public of it")
         rows = [Declared(len(rows), what, by) for rows, what, by in sides if rows is not None]
         init = self.init
@@ -287,13 +287,13 @@ class Task:
         return (*rows, *self.source.values, *first, *declared_frozen(unwrapped_model(self.model)))
 
     def at(self, vector: Tensor) -> nn.Module:
-        """Copy of the module with these weights, in eval mode."""
+        """Return a copy of the module with the weights of a flat vector, in eval mode."""
         model = self.program.evaluation_model()
         self.layout.load(model, vector)
         return model
 
     def evaluate_clients(self, vector: Tensor, batch: int = 2048) -> dict[str, float]:
-        """Return the metrics of all clients' records, as train_loss, ...: NOT private, for simulation only."""
+        """Return metrics of all clients' records, as train_loss, ...: they are NOT private, for simulation only."""
         records, held, model = self.clients.records, torch.from_numpy(self.clients.index), self.program.training_model()
         self.layout.load(model, vector)
         split = torch.split(held, _batch_size(records, batch))
@@ -308,22 +308,18 @@ def evaluate(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -
 
 
 def sums_of(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -> Tensor:
-    """Return sums over test records from which metrics are computed; the sums of two halves add up to those of the
-    whole.
-    """
+    """Return the sums over test records that metrics are computed from, to which batches contribute additively."""
     return evaluation_sums(model, _batches(model, test, batch), losses)
 
 
 def _batches(model: nn.Module, test: Records, labels: int) -> Iterable[tuple[Tensor, Tensor]]:
-    """Yield batches (x, y) on the model's device; test records may be on another device, or memory-mapped."""
     size, device = _batch_size(test, labels), next((p.device for p in model.parameters()), test.x.device)
     for x, y in zip(torch.split(test.x, size), torch.split(test.y, size), strict=True):
         yield x.to(device), y.to(device)
 
 
 def _batch_size(records: Records, labels: int) -> int:
-    """Return how many records make a batch of `labels` labels, since outputs of a language model are large."""
-    return max(1, labels // max(1, records.y[:1].numel()))
+    return max(1, labels // max(1, records.y[:1].numel()))  # a text has many labels, and large outputs
 
 
 def _read_inputs(

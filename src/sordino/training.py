@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @codec.hides_values
 @dataclass(frozen=True)
 class Result:
-    """Result of a run: the model of the last round, a history with one row per round, and the certificate."""
+    """Result of `train`: the model of the last round, a history with one row per round, and the certificate."""
 
     model: nn.Module
     history: History  # a row per round; to_pandas()
@@ -65,7 +65,7 @@ class Result:
     in_memory: tuple[InMemoryRun, State] | None = field(default=None, repr=False)  # charges and last state
 
     def described_fields(self) -> dict[str, str]:
-        """Return the fields of the repr: the privacy cost, which is public, and no metric of the history."""
+        """Return the fields of the repr: privacy cost, number of rounds and path, but no metric."""
         made = self.certificate
         cost = {name: str(made.get(name)) for name in ("epsilon", "delta", "unit", "relation")}
         noise = {"noise": str(made["noise"]["mode"])} if "noise" in made else {}
@@ -73,7 +73,7 @@ class Result:
         return {**cost, **noise, **rounds, **({} if self.path is None else {"path": repr(str(self.path))})}
 
     def plot(self) -> Any:
-        """Return a matplotlib figure of every metric and the epsilon spent, by round."""
+        """Return a matplotlib figure of every metric and of the spent epsilon, by round."""
         from matplotlib import pyplot  # noqa: F401  (notebooks show figures once it is imported)
 
         from sordino.report import charts
@@ -88,7 +88,7 @@ class Result:
         return chart_figure(*drawn)
 
     def report(self, path: str | Path) -> Path:
-        """Write the page of `sordino report` for this run as one HTML file."""
+        """Write a report of this run as one HTML file, as `sordino report` does, and return its path."""
         from sordino.report.data import report_data
         from sordino.report.page import write_page
 
@@ -136,10 +136,7 @@ class Result:
         return auditing.membership_layer(replace(task, model=held), plan, facts)
 
     def save(self, path: str | Path) -> Path:
-        """Write the run to a folder that `sordino certify` and `explain` read, without checkpoint and audits.
-
-        The charges of a run in memory are written to disk here, after the run.
-        """
+        """Write the run to a new folder for `sordino certify` and `explain`, without checkpoint and audits."""
         made = Path(path)
         if self.path is None:
             notes, state = self._run_in_memory()
@@ -161,9 +158,8 @@ class Result:
 
     def _run_in_memory(self) -> tuple[InMemoryRun, State]:
         if self.in_memory is None or self.config is None or self.task is None:
-            raise ConfigError(
-                "a result without the charges of its run", "a result that train() returned", "train again"
-            )
+            found = "a result without the charges of its run"
+            raise ConfigError(found, "a result that train() returned", "train again")
         return self.in_memory
 
     def _plan_and_facts(self) -> tuple[Plan, Facts]:
@@ -173,9 +169,7 @@ class Result:
 
 
 def _replay(writer: RunWriter, notes: InMemoryRun, noise: Mode) -> None:
-    """Write all charges, receipts, headers and history lines of a run in memory, in their order."""
-    cohorts = iter(notes.cohorts)
-    settled = list(notes.settled)
+    cohorts, settled = iter(notes.cohorts), list(notes.settled)
     for _ in range(notes.prepared):
         writer.charge(BEFORE, None)
     for charged, t in enumerate(notes.rounds, start=1):
@@ -240,7 +234,7 @@ def train(
 
 
 def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> Config:
-    """Return the configuration of a run from Python; data and modules are represented by their fingerprints."""
+    """Return the configuration of a run started in Python, with hashes in place of its data and modules."""
     loss = task.losses if has_written_form(task.losses) else None
     own = tuple(one for one in task.metrics if not isinstance(one, GivenMetric))
     spec = TaskSpec(dataset=NAME, model=InMemoryModel.of(task), loss=loss, own_code=task.own_code)

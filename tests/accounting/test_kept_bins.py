@@ -1,4 +1,4 @@
-"""Kept bins: the deterministic price of one secret bin a client, kept over passes, under independent and banded noise."""
+"""Kept bins: the deterministic price of a secret bin a client, kept over passes, with independent and banded noise."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_a_plan_is_calibrated_certified_and_assumes_secret_bins() -> None:
 
 def test_it_is_refused_where_cohorts_are_shown() -> None:
     for release in (parts.LocalNoise(parts.Gaussian(1.0)), parts.NoiseShares(1.0, at_least=2)):
-        with pytest.raises(so.errors.PlanError, match="which shows cohorts"):
+        with pytest.raises(so.errors.PlanError, match="hides who takes part"):
             tiny.plan(clients=parts.KeptBins(6, 2), release=release)
     with pytest.raises(so.errors.PlanError, match="bins = 1"):
         parts.KeptBins(6, 1)

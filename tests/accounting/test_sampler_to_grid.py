@@ -26,7 +26,6 @@ from sordino.accounting.sensitivity import Patterns
 from sordino.engines.base import Collected
 from sordino.engines.checks import noised_histogram
 from sordino.errors import PlanError
-from sordino.federation import secagg
 from sordino.loop import noised_sum
 from sordino.parts import record_solvers
 from sordino.parts.correlated_noise import CorrelatedNoise
@@ -213,16 +212,20 @@ def test_every_cell_of_a_preparation_takes_in_the_same_noise(
     assert unevenness(found) < UNEVEN
 
 
-def test_a_share_in_a_secure_sum_is_rounded_by_itself_and_added_in_whole_steps(sweep: Sweep) -> None:
-    """Row and noise are whole numbers of steps: the sum is exact, and shifting it moves every count along."""
-    share, row = NoiseShares(1.3, 3).share, torch.full((SIZE,), 0.7390851)
-    grid = secagg.grid_step(share.std)
-    sweep.swept = True
-    noise = secagg.round_noise(torch.from_numpy(share.sample(SIZE, Secure().at(0, "x"))), grid)
-    steps = secagg.to_grid(row, grid, "client").astype(np.uint64)
-    total = secagg.from_grid(steps + noise.astype(np.uint64) - steps, grid)
-    assert unevenness(torch.from_numpy(noise)) < UNEVEN
-    assert torch.equal(total / grid, torch.from_numpy(noise).double())
+def test_every_cell_of_a_share_in_a_secure_sum_takes_in_the_same_noise() -> None:
+    """Uniform numbers in order, as the generator's words, through the draw for release: cells by normal probability."""
+
+    class Ordered(SecureGenerator):
+        def integers(self, low: Any, *args: Any, size: Any = None, dtype: Any = np.int64, **more: Any) -> Any:
+            return ((np.arange(size, dtype=np.uint64) << np.uint64(64 - 18)) + np.uint64(2**45)).astype(dtype)
+
+    share, step, size = NoiseShares(1.3, 3).share, 2.0**-3, 1 << 18
+    for clean in SUMS:
+        row = np.full(size, clean)
+        steps = share.sample_rounded(row, step, Ordered(np.random.PCG64(0)))
+        cells, counts = np.unique(steps, return_counts=True)
+        edges = stats.norm.cdf(((cells[:, None] + [-0.5, 0.5]) * step - clean) / share.std)
+        assert np.abs(counts - np.diff(edges, axis=1)[:, 0] * size).max() <= 3  # evenly spaced: one at each edge
 
 
 # ---- and what breaks it is noticed -----------------------------------------------------------------------------------

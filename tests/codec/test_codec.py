@@ -395,7 +395,7 @@ def spoilt(path: str, value: Any, drop: bool = False) -> Any:
             spoilt("local.lr", {"kind": "linear", "start": 1.0, "end": 0.1, "rounds": 3, "round": 3}),
             "unknown key local.lr.round; .*did you mean 'rounds'",  # not the fields of the model named linear
         ),
-        (spoilt("nonsense", 3), "unknown key nonsense; .*known: .*release"),
+        (spoilt("nonsense", 3), "unknown key nonsense; .*use one of: .*release"),
         (spoilt("rounds", "three"), "rounds = 'three'.*whole number"),
         (spoilt("rounds", 2.5), "rounds = 2.5.*whole number"),
         (spoilt("rounds", True), "rounds = True.*whole number"),

@@ -104,7 +104,7 @@ def test_calibrate_and_audit_take_them_too(tmp_path: Path) -> None:
     )
     assert few < many
     assert sordino("run", file, "--out", out).code == 0
-    assert "which has run" in sordino("audit", out, "--mechanism", "--seed", 4).sentence
+    assert "the folder of a finished run" in sordino("audit", out, "--mechanism", "--seed", 4).sentence
 
 
 def test_progress_never_goes_back_where_work_is_found_on_the_way(capsys: pytest.CaptureFixture[str]) -> None:

@@ -193,7 +193,7 @@ def test_the_most_rounds_of_a_client_are_the_smallest_that_fail_once_in_a_millio
 
 @pytest.mark.parametrize("lr", [0.0, -0.0, -1.0, Linear(0.5, -0.5, 2)])
 def test_controls_are_never_divided_by_a_step_of_zero(lr: Any) -> None:
-    with pytest.raises(UserError, match="above 0 in every round"):
+    with pytest.raises(UserError, match="a positive lr in every round"):
         tiny.plan(local=Scaffold(lr=lr, steps=2))
 
 

@@ -139,7 +139,7 @@ def test_what_nobody_computes_or_no_public_row_shows_is_refused_before_anything_
         so.train(
             plan(), Task.of(mlp(), clients(), test=TEST), stop=so.EarlyStopping(metric="acuracy"), out=tmp_path / "a"
         )
-    with pytest.raises(ConfigError, match="no row that is declared public"):
+    with pytest.raises(ConfigError, match="without public test rows"):
         so.train(plan(), Task.of(mlp(), clients()), stop=STOP, out=tmp_path / "a")
     assert not (tmp_path / "a").exists()
     with pytest.raises(ConfigError, match="patience"):

@@ -229,7 +229,7 @@ def test_a_spoilt_note_is_one_sentence(first: Result, tmp_path: Path, note: str)
     from safetensors.torch import save_file
 
     save_file(dict(first.model.state_dict()), tmp_path / "w.safetensors", metadata={"sordino_runs": note})
-    with pytest.raises(DataError, match="note of earlier runs"):
+    with pytest.raises(DataError, match="metadata on earlier runs"):
         task(init=tmp_path / "w.safetensors")
 
 

@@ -69,7 +69,7 @@ def test_a_file_with_semicolons_is_named_as_such(tmp_path: Path) -> None:
     ("text", "how", "says"),
     [
         (GERMAN.encode("latin-1"), HOW, "encoding = \"latin-1\""),
-        (GERMAN, {**HOW, "decimal": "."}, "a decimal comma"),
+        (GERMAN, {**HOW, "decimal": "."}, "for decimal commas"),
         (GERMAN.replace("2,5", "1.234"), HOW, "thousands separators"),
         (GERMAN, {**HOW, "dates": "%m/%d/%Y"}, "a date as %m/%d/%Y"),
         (GERMAN, {**HOW, "na": []}, "'k.A.' in .*a finite number"),

@@ -90,7 +90,7 @@ def test_a_round_costs_what_its_cohort_costs_not_the_population(tmp_path: Path) 
     ("name", "array", "said"),
     [
         ("x", np.zeros((40, 6)), "float64"),
-        ("y", np.zeros(40, np.float32), "int64 labels with classes"),
+        ("y", np.zeros(40, np.float32), "int64 labels and a number of classes"),
         ("y", np.zeros(39, np.int64), "39 of y"),
         ("clients", np.array([0, 20, 10, 40]), "rise from 0"),
         ("clients", np.array([0, 20]), "rise from 0"),

@@ -136,7 +136,7 @@ MISTAKES: dict[str, tuple[Any, dict[str, Any], str]] = {
         "'attention_masks' in client 0",
     ),
     "no labels": ([{"input_ids": [1]}], {}, "a field `labels`"),
-    "too long": (rows(), {"length": 3}, "a record of 4 tokens and length = 3"),
+    "too long": (rows(), {"length": 3}, "a record of 4 tokens; needed at most length = 3"),
     "columns of different length": (
         {"input_ids": [[1], [2]], "labels": [0]},
         {},
@@ -155,7 +155,7 @@ def test_a_mistake_is_one_sentence(name: str) -> None:
 
 
 def test_clients_with_other_fields_are_refused() -> None:
-    with pytest.raises(DataError, match="those of client 0: input_ids, labels"):
+    with pytest.raises(DataError, match="the fields of client 0: input_ids, labels"):
         so.Task.of(Bag(), [rows(), {"input_ids": [[1]], "attention_mask": [[1]], "labels": [0]}])
 
 

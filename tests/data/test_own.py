@@ -72,9 +72,9 @@ NAN = np.where(np.arange(20).reshape(10, 2) > 16, np.nan, 0.0)
         ({"x": X, "y": Y, "test_x": X[:, :1], "test_y": Y}, "the same shape"),
         ({"x": X, "y": Y - 1, "classes": 2}, "label -1"),
         ({"x": X, "y": Y + 2, "classes": 2}, "labels from 0 to 1"),
-        ({"x": X, "y": Y, "classes": [1, 2]}, "one whole number"),
+        ({"x": X, "y": Y, "classes": [1, 2]}, "one integer"),
         ({"x": X[:0], "y": Y[:0]}, "no records in y"),
-        ({"x": X[:, 0], "y": Y}, r"x \[n, \.\.\.\]"),
+        ({"x": X[:, 0], "y": Y}, r"x of shape \[n, \.\.\.\]"),
         ({"x": X.astype(str), "y": Y}, "numbers"),
         ({"x": X.astype("m8[s]"), "y": Y}, "numbers"),
         ({"x": X, "y": Y.astype(np.uint64) + np.uint64(2**63)}, "9223372036854775809 classes"),
@@ -129,10 +129,10 @@ def test_a_mistake_in_a_table_says_where(tmp_path: Path) -> None:
         (["1,1,1", "x,1,1"], r"'x' in .*a\.csv, row 2 \(line 3\), column 'age'"),
         (["1,1,1", "", "x,1,1"], r"row 2 \(line 4\), column 'age'"),
         (["1,1,1", "1,1"], r"2 values in .*a\.csv, row 2 \(line 3\)"),
-        (["1,1,0", f"{'9' * 140_000},1,1"], r"a\.csv, line 3: field larger"),
+        (["1,1,0", f"{'9' * 140_000},1,1"], r"a\.csv with a line 3 that cannot be read .field larger"),
         (["1,1,0", f"{'9' * 400},1,1"], r"'9+' in .*row 2 .* column 'age'; needed a finite"),
         (["1,1,0", "inf,1,1"], "'inf' in .*row 2 .* column 'age'"),
-        (["1,1,0", "1,1,99999999999999999999"], r"label '9+' in .*row 2 .* column 'sick'; needed 0 to 1"),
+        (["1,1,0", "1,1,99999999999999999999"], r"label '9+' in .*row 2 .* column 'sick'; needed a number from 0 to 1"),
         (["1,1,0", "1,1,-1"], "label '-1' in .*row 2"),
         (["1,1,0", "1,1,0.5"], "label '0.5' in .*row 2"),
         ([], "no row under the header of .*a.csv"),
@@ -179,7 +179,7 @@ def test_a_doubt_about_what_is_public_is_refused(tmp_path: Path, options: dict[s
         options = {**options, "test": str(tmp_path / options["test"])}
     with pytest.raises((ConfigError, DataError), match=said):
         load("csv", path=path, target="sick", **options)
-    with pytest.raises(ConfigError, match="how many"):
+    with pytest.raises(ConfigError, match="the number of test records"):
         load("digits", test="b.csv")
 
 

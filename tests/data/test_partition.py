@@ -143,7 +143,7 @@ def test_more_than_the_data_can_give_is_refused(partitioner: Partitioner, said: 
 
 
 def test_more_natural_clients_than_groups_are_refused() -> None:
-    with pytest.raises(DataError, match="found 10 groups; needed at least 11"):
+    with pytest.raises(DataError, match="found 10 natural clients; needed clients = 11"):
         Natural(11).split(_labels(), _labels(), _rng())
 
 
@@ -175,5 +175,5 @@ def test_label_skew_of_real_targets_is_refused(partitioner: Partitioner) -> None
 def test_a_client_outside_the_population_is_refused() -> None:
     split = Iid(3).split(_labels(), None, _rng())
     for client in (-1, 3):
-        with pytest.raises(DataError, match="0 <= client < 3"):
+        with pytest.raises(DataError, match="a number from 0 to 2"):
             split.of(client)

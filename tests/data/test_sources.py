@@ -226,7 +226,7 @@ def test_writers_come_from_qmnist_where_there_is_no_packed_file(
 
 
 def test_a_file_that_is_not_idx_is_refused() -> None:
-    with pytest.raises(DataError, match="not idx"):
+    with pytest.raises(DataError, match="not in the idx format"):
         idx(gzip.compress(b"\0\0\x0d\x01 and so on"))
 
 

@@ -130,7 +130,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"quantiles": [0, 1], "histogram": {"epsilon": 0.0, "within": [0, 1]}}, "a positive number"),
     ({"quantiles": [0, 1], "histogram": {"epsilon": 1.0, "within": [1, 0]}}, "low < high"),
     ({"quantiles": [0, 1], "histogram": {"epsilon": 1.0, "within": [0, 1], "bins": 1}}, "from 2 to"),
-    ({"categories": ["a", "a"]}, "every category once"),
+    ({"categories": ["a", "a"]}, "each category once"),
     ({"categories": ["a", "b"], "range": [0, 1]}, "a column of categories"),
     ({"categories": ["a", "b"], "missing": "c"}, '"category"'),
 ]
@@ -154,11 +154,11 @@ def test_a_declaration_that_means_nothing_is_refused_by_plan_and_run(
         ({"ignore": "id"}, "a list of columns"),
         ({"classes": ["yes"]}, "at least two words"),
         ({"ranges": {"amount": [0, 1]}}, "both in ranges and in columns"),
-        ({"columns": {**COLUMNS, "paid": {"range": [0, 1]}}}, "which is the target"),
+        ({"columns": {**COLUMNS, "paid": {"range": [0, 1]}}}, "for the target"),
         ({"files": "sites"}, "both path and files"),
         ({"path": None}, "neither path nor files"),
-        ({"columns": 5}, "a table by columns"),
-        ({"target": 5}, "in quotes"),
+        ({"columns": 5}, "one table per column"),
+        ({"target": 5}, "the name of a column"),
     ],
 )
 def test_options_that_contradict_each_other_or_the_header_are_refused(
@@ -203,7 +203,7 @@ def test_a_folder_may_hold_both_kinds_of_tables(tmp_path: Path) -> None:
 def test_files_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     _write(tmp_path / "sites" / "CA.csv", ROWS)
     _write(tmp_path / "sites" / "NY.csv", [[*row, "1"] for row in ROWS], [*HEADER, "extra"])
-    with pytest.raises(DataError, match=r"column 'extra' in .*NY\.csv, which .*CA\.csv has not"):
+    with pytest.raises(DataError, match=r"column 'extra' in .*NY\.csv, which is not in .*CA\.csv"):
         load("csv", files=str(tmp_path / "sites"), **OPTIONS)
     with pytest.raises(DataError, match="no file for files"):
         load("csv", files=str(tmp_path / "nowhere" / "*.csv"), **OPTIONS)
@@ -211,7 +211,7 @@ def test_files_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
         load("csv", files=[str(tmp_path / "sites" / "CA.csv")], test=str(tmp_path / "sites" / "CA.csv"), **OPTIONS)
     with pytest.raises(ConfigError, match="two files named 'CA'"):
         load("csv", files=[str(tmp_path / "CA.csv"), str(tmp_path / "sites" / "CA.csv")], **OPTIONS)
-    with pytest.raises(ConfigError, match="files, each a silo, and groups"):
+    with pytest.raises(ConfigError, match="both files and groups"):
         load("csv", files=str(tmp_path / "sites"), groups="state", **OPTIONS)
 
 

@@ -109,7 +109,7 @@ def test_five_hospitals_from_messy_tables_to_scores(tmp_path: Path, monkeypatch:
         made = hospitals.finished(federation, out)
         models = [tmp_path / "hospitals" / "silos" / name / "model" for name in sizes]
         hospitals.until("the models", lambda: all((model / "evaluation.json").exists() for model in models))
-    assert (made["unit"], made["counts"]["charges_per_silo"]) == ("person", [2] * 5)
+    assert (made["unit"], made["counts"]["charges_per_silo"]) == ("user", [2] * 5)
     assert made["declared_public"][0]["what"] == "rows of public.csv"
     budgets = {name: own["epsilon"] for name, own in tomllib.loads(text)["privacy"]["silos"].items()}
     lines = made["adversaries"][-1]["silos"]

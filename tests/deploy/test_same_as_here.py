@@ -8,6 +8,7 @@ import pytest
 from tests.deploy import hospitals
 
 from sordino.engines.inprocess import InProcess
+from sordino.federation import secagg
 from sordino.federation.local_federation import LocalFederation
 from sordino.runs.folder import RunFolder
 from sordino.training import train
@@ -40,5 +41,6 @@ def test_the_rounds_are_those_of_one_process(
         config.plan, hospitals.whole(config), delta=0.01, allow_large_delta=True, engine=InProcess(own_noise=True)
     )
     alone = hospitals.flat(here.model.state_dict())
-    assert float((alone - hospitals.parameters(runs[kind])).abs().max()) <= 1e-5
+    grid = secagg.grid_of(config.plan).step if kind == "noise_shares" else 0.0  # shares are rounded there, not here
+    assert float((alone - hospitals.parameters(runs[kind])).abs().max()) <= 1e-5 + 2 * config.plan.rounds * grid
     assert RunFolder.open(runs[kind]).certify()["adversaries"][0] == here.certificate["adversaries"][0]

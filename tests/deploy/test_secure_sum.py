@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
+from sordino.accounting import secure_sums
 from sordino.config import FederationSpec
 from sordino.data.clients import Records
 from sordino.engines.base import ClientJob, Collected
@@ -114,14 +115,14 @@ def collect(silent: Callable[[str, int], bool] | None = None, t: int = 0) -> tup
 
 
 def expected(whole: Task, clients: list[int], t: int = 0) -> torch.Tensor:
-    """The same rows and noise, in steps of the grid, added by hand."""
+    """The same noised rows, in steps of the grid, added by hand."""
     start = whole.layout.flatten(whole.model)
     total = np.zeros(len(start), dtype=np.int64)
     for client in clients:
         asked = Job(RUN, plan(), client, "simulation", 7, public=plan().public(t, len(start)), start=start)
         alone = InProcess(own_noise=True).prepare(plan(), whole.as_silo(client), Seeded(7))
-        total += secagg.row_on_grid(alone, asked) + secagg.noise_on_grid(asked, len(start))
-    return secagg.from_grid(total.view(np.uint64), secagg.grid_step(SHARE))
+        total += secagg.noised_steps(asked, secagg.clean_row(alone, asked))
+    return torch.from_numpy(total.astype(np.float64)) * secagg.grid_of(plan()).step
 
 
 def test_the_sum_is_exact() -> None:
@@ -129,8 +130,38 @@ def test_the_sum_is_exact() -> None:
     assert torch.equal(found.total, expected(whole, [0, 1, 2, 3]))
     assert [receipt.charges for receipt in found.receipts] == [1, 1, 1, 1]
     plain = InProcess(own_noise=True).prepare(plan(), whole, Seeded(7)).collect(job(whole)).total
-    assert float((found.total - plain).abs().max()) < 1e-5
+    assert float((found.total - plain).abs().max()) <= SILOS / 2 * secagg.grid_of(plan()).step + 1e-5
     assert len(wire.charged) == 4
+    [rows] = [{len(m.body) for m in wire.seen if m.stage == "mask" and "charges" in m.fields}]
+    assert rows == {2 * len(found.total)}  # words of 16 bits
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_the_sum_is_the_same_in_longer_words(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = secagg.grid_of(plan())
+    monkeypatch.setattr(secure_sums, "WORDS", (bits,))
+    monkeypatch.setattr(secure_sums, "FINEST", round(math.log2(SHARE / short.ratio / short.step)) + 9)
+    found, _, whole = collect()
+    assert secagg.grid_of(plan()).bits == bits
+    assert torch.equal(found.total, expected(whole, [0, 1, 2, 3]))
+
+
+@pytest.mark.parametrize("bits", [16, 32, 64])
+def test_masks_cancel_in_words_of_every_size_also_beyond_their_range(bits: int) -> None:
+    """Sums modulo 2^bits: of the largest and smallest words, with masks of three members."""
+    ends = np.array([-(1 << (bits - 1)), (1 << (bits - 1)) - 1, -1, 1, 0], dtype=np.int64).astype(f"u{bits // 8}")
+    own = [secagg.mask_words(bytes([i]) * 32, 5, bits) for i in range(3)]
+    pairs = {(i, j): secagg.mask_words(bytes([i, j]) * 16, 5, bits) for i in range(3) for j in range(i + 1, 3)}
+    total = np.zeros(5, dtype=ends.dtype)
+    for i in range(3):
+        sent = ends + own[i]
+        for (a, b), mask in pairs.items():
+            sent = sent + mask if a == i else sent - mask if b == i else sent
+        assert sent.dtype == ends.dtype
+        total = total + sent
+    for mask in own:
+        total = total - mask
+    assert total.tolist() == [(3 * int(word)) % (1 << bits) for word in ends]
 
 
 def test_who_dies_after_masking_is_in_the_sum() -> None:
@@ -334,43 +365,40 @@ def test_a_plan_that_a_secure_sum_cannot_hold_is_refused() -> None:
 # ---- the grid --------------------------------------------------------------------------------------------------------
 
 
-COARSE = 0.01
+def at_edges(whole: Task) -> Any:
+    """A plan's grid, and rows whose coordinates lie on the grid, half a step and a quarter above it."""
+    grid = secagg.grid_of(plan())
+    size = len(whole.layout.flatten(whole.model))
+    return grid, [(np.arange(size) % 4 / 4 + np.arange(size) // 4) * grid.step for _ in range(SILOS)]
 
 
-def unit(rng: np.random.Generator, size: int = 45) -> torch.Tensor:
-    drawn = torch.from_numpy(rng.standard_normal(size))
-    return drawn / float(drawn.norm())
+def mean_of_sums(monkeypatch: pytest.MonkeyPatch, sums: int, coarse: int, first: bool = False) -> tuple[Any, float]:
+    """Mean error of sums of rows at the edges of cells, on a coarse grid, in its own deviations."""
+    monkeypatch.setattr(secure_sums, "FINEST", coarse)
+    monkeypatch.setattr(secure_sums, "COARSEST", coarse)
+    whole = task(3)
+    grid, rows = at_edges(whole)
+    monkeypatch.setattr(secagg, "clean_row", lambda worker, job: rows[job.client])
+    if first:  # sabotage: the row is rounded before its noise is added
+        rows = [np.ceil(row / grid.step) * grid.step for row in rows]
+    truth, found = sum(at_edges(whole)[1]), []
+    for t in range(sums):
+        engine = SecAggEngine(Wire.of(whole), RUN, 1, 2, 60.0, False)
+        summed = engine.prepare(plan(), whole.as_server(), Seeded(2000 + t)).collect(job(whole, t % 5))
+        found.append(summed.total.numpy() - truth)
+    std = math.sqrt(SILOS) * math.sqrt(SHARE**2 + grid.step**2 / 12)
+    return np.mean(found) / std * math.sqrt(np.size(found)), grid.step
 
 
-def length(steps: Any, grid: float) -> float:
-    return float(np.linalg.norm(steps * grid))
+def test_rows_at_the_edges_of_cells_are_summed_without_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    bias, step = mean_of_sums(monkeypatch, 20, 0)
+    assert step == 1.0
+    assert abs(bias) < 4.5
 
 
-def test_on_the_grid_the_bound_of_one_still_holds() -> None:
-    rng = np.random.default_rng(0)
-    for grid in (secagg.grid_step(1e-3), COARSE):
-        for _ in range(200):
-            row, move = unit(rng), unit(rng)
-            assert length(secagg.to_grid(row, grid, "client"), grid) <= 1.0
-            moved = secagg.to_grid(row + move, grid, "record") - secagg.to_grid(row, grid, "record")
-            assert length(moved, grid) <= 1.0 + 1e-12
-
-
-def test_rounding_to_the_nearest_and_cutting_unshrunk_would_break_it() -> None:
-    """All coordinates 1 / sqrt(45) = .149: the nearest step is .15; and from .0099 on, cutting gives 0 and .15."""
-    flat = torch.full((45,), 45**-0.5, dtype=torch.float64)
-    low = torch.full((45,), 0.0099, dtype=torch.float64)
-    assert length(secagg.round_noise(flat, COARSE), COARSE) > 1.0
-    assert length(secagg.to_grid(flat, COARSE, "client"), COARSE) <= 1.0
-    unshrunk = secagg.to_grid(low + flat, COARSE, "client") - secagg.to_grid(low, COARSE, "client")
-    assert length(unshrunk, COARSE) > 1.0
-    assert (
-        length(
-            secagg.to_grid(low + flat, COARSE, "record") - secagg.to_grid(low, COARSE, "record"),
-            COARSE,
-        )
-        <= 1.0
-    )
+def test_rounding_rows_before_their_noise_would_bias_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    bias, _ = mean_of_sums(monkeypatch, 20, 0, first=True)
+    assert abs(bias) > 4.5
 
 
 # ---- the noise -------------------------------------------------------------------------------------------------------

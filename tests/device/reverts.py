@@ -90,7 +90,7 @@ REVERTS = (
         (PRECISION, LOOP),
     ),
     Revert("graph/captured.py", "x = drawn.to(x.device, x.dtype)", "x = drawn.to(x.dtype)", (LOOP,)),
-    Revert("rng.py", "    if accelerator is None:", "    if True:", (LOOP,)),
+    Revert("rng.py", "[torch.accelerator.current_device_index()]", "[]", (LOOP,)),
     Revert(
         "parts/releases.py",
         "mechanism.sample(total.numel(), rng)).to(total.device)",

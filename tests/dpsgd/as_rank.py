@@ -30,6 +30,7 @@ from sordino.ledger.totals import Limit
 from sordino.rng import Secure
 
 Found = dict[str, Any]
+USERS = [row % 7 if row < 30 else row % 23 for row in range(60)]  # of 2 to 7 records
 WIDE = 20_000  # parameters, so that the deviation of one step's noise is known to a percent
 
 
@@ -133,6 +134,8 @@ CASES: dict[str, Callable[[Path], Found]] = {
         folder, clip_norm=so.parts.Adaptive(0.5), noise_multiplier=[2.0, 1.0]
     ),
     "records that are not finite": not_finite,
+    "users": lambda _: loop(batch=5, users=USERS),
+    "users in pieces": lambda _: loop(batch=5, users=USERS, max_physical_batch_size=3),
 }
 
 
@@ -270,6 +273,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "seeds": (lambda: private(seed=rank()), "settings on rank 1 that differ"),
     "lengths": (lambda: private(dataset=data(60 + rank())), "numbers of records on rank 1 that differ"),
     "rows": (lambda: private(dataset=data(seed=rank())), "rows of the data set on rank 1 that differ"),
+    "users": (lambda: private(batch=5, users=USERS[rank() :] + USERS[: rank()]), "users on rank 1 that differ"),
     "learning rates": (lambda: private(optimizer=_own_rate), "settings of the optimizer on rank 1 that differ"),
     "weights": (lambda: train(private(mlp(seed=1 + rank()))), "weights on rank 1 that differ"),
     "steps": (rank_zero_loads, "ranks that have taken 5 and 0 and 0 and 0 steps"),

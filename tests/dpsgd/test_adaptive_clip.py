@@ -188,11 +188,11 @@ def test_secure_noise_reads_the_count_off_the_public_grid() -> None:
 
 
 def test_what_would_not_be_charged_right_is_refused() -> None:
-    with pytest.raises(ConfigError, match="drop the strategy"):
+    with pytest.raises(ConfigError, match="remove the strategy"):
         private(clip_norm=Adaptive(START), strategy=Banded(2))
     with pytest.raises(ConfigError, match="Adaptive"):
         private(clip_norm=Adaptive(START), clip="per_layer")
-    with pytest.raises(PlanError, match="one that adapts"):
+    with pytest.raises(PlanError, match="an adaptive one"):
         noisy_local_sgd(
             rounds=2, clients=Everyone(1), records=PoissonRecords(8.0, (40,)), clip_norm=Adaptive(START),
             noise_multiplier=1.0, lr=0.1, steps=2,

@@ -77,8 +77,8 @@ def test_a_file_of_public_images_normalises(tmp_path: Path) -> None:
 
 def test_features_are_computed_once_and_are_their_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, images = tmp_path / "kept", torch.rand(4, 1, 8, 8)
-    computed, calls = Extractor._computed, list[int]()
-    monkeypatch.setattr(Extractor, "_computed", lambda *given: calls.append(1) or computed(*given))  # type: ignore[func-returns-value]
+    computed, calls = Extractor._compute, list[int]()
+    monkeypatch.setattr(Extractor, "_compute", lambda *given: calls.append(1) or computed(*given))  # type: ignore[func-returns-value]
     extractor = so.features.of(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
     first, again = extractor(images, cache=folder), extractor(images.clone(), cache=folder)
     assert len(calls) == 1

@@ -66,7 +66,7 @@ def test_rows_as_records_would_move_it_by_more(tmp_path: Path) -> None:  # the s
     assert float((both[0] - both[1]).norm()) > 2.0
 
 
-def test_certificate_and_its_sentences_say_person(tmp_path: Path) -> None:
+def test_certificate_and_its_sentences_say_user(tmp_path: Path) -> None:
     file = tmp_path / "fed.toml"
     from sordino import codec
 
@@ -75,21 +75,21 @@ def test_certificate_and_its_sentences_say_person(tmp_path: Path) -> None:
     assert load_config(file) == given
     assert sordino("run", file, "--out", tmp_path / "run").code == 0
     made = json.loads((tmp_path / "run" / "certificate.json").read_text())
-    assert made["unit"] == "person"
-    assert made["statement"]["unit_of_privacy"] == "user level: all rows of one person in one silo"
+    assert made["unit"] == "user"
+    assert made["statement"]["unit_of_privacy"] == "user level: all rows of one user in one silo"
     assert f"at most {ROWS} are read" in made["assumptions"][0]
     assert made["records"]["sizes"] == [60]
     done = sordino("explain", tmp_path / "run")
-    assert "everything that one person" in done.out
+    assert "everything that one user" in done.out
     assert sordino("certify", tmp_path / "run").code == 0
 
 
 def test_a_policy_for_persons_allows_no_rows_as_records(tmp_path: Path) -> None:
     plan = config(visits(tmp_path)).plan
-    policy = Policy(dataset="a", epsilon=9.0, delta=0.1, unit="person", releases=("local_noise",))
+    policy = Policy(dataset="a", epsilon=9.0, delta=0.1, unit="user", releases=("local_noise",))
     assert policy.check(plan, noise="secure", persons=True) is None
     said = policy.check(plan, noise="secure", persons=False)
-    assert said == "the plan protects one record, and the policy requires one person"
+    assert said == "the plan protects one record, and the policy requires one user"
 
 
 def test_a_federations_policies_are_written_for_persons(tmp_path: Path) -> None:
@@ -98,12 +98,12 @@ def test_a_federations_policies_are_written_for_persons(tmp_path: Path) -> None:
 
     from sordino.config import FederationSpec
 
-    assert 'unit = "person"' in policy_text(replace(given, federation=FederationSpec(silos=("a",))), 0)
+    assert 'unit = "user"' in policy_text(replace(given, federation=FederationSpec(silos=("a",))), 0)
 
 
 def test_a_plan_that_protects_clients_takes_no_person_column(tmp_path: Path) -> None:
     table = {"dataset": "csv", "options": {"path": "a.csv", "target": "y", "person": {"column": "w", "rows": 1}}}
     recipe = {"name": "dp_fed_avg", "clients": {"kind": "poisson", "population": 60, "rate": 0.5}, "rounds": 2}
     recipe |= {"epochs": 1, "batch": 8, "lr": 0.1, "clip_norm": 1.0, "noise_multiplier": 1.0}
-    with pytest.raises(ConfigError, match="a person column in a plan that protects one client"):
+    with pytest.raises(ConfigError, match="a person column in a plan whose privacy unit is a client"):
         parse({"task": table, "recipe": recipe})

@@ -297,5 +297,5 @@ def test_no_random_program_that_is_proved_independent_lets_records_reach_each_ot
 def test_a_rule_that_looks_away_is_found_by_random_programs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sabotage: one rule states the records where they were, or in front."""
     monkeypatch.setitem(rules.RULES, name, lambda call: rules.Rows(0))
-    monkeypatch.setattr(flow._Run, "_fitting", lambda run, leaf, before, rows, base: rows)
+    monkeypatch.setattr(flow._Run, "_checked_axis", lambda run, leaf, before, rows, base: rows)
     assert any(failures(range(start, start + 100))[2] for start in range(0, 1600, 100))

@@ -382,5 +382,5 @@ def test_noise_that_is_none_is_refused(ledger: Ledger, noise_multiplier: float) 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.1), (math.inf, 0.1), (math.nan, 0.1), (1.0, 1.0), (1.0, -0.1)])
 def test_a_limit_that_is_none_is_refused(epsilon: float, delta: float) -> None:
-    with pytest.raises(ConfigError, match="epsilon above 0 and finite"):
+    with pytest.raises(ConfigError, match="a finite epsilon above 0"):
         Limit(epsilon, delta, "record")

@@ -105,7 +105,7 @@ def test_a_stored_message_that_was_changed_is_not_sent(file: Path) -> None:
     changed(file, "UPDATE messages SET body = x'00' WHERE job = '1'")
     with Ledger.open(file) as ledger:
         for ask in (lambda: ledger.replay("1"), lambda: ledger.charge("a", "1", (ITEM,))):
-            with pytest.raises(StorageError, match="a stored message does not have its checksum"):
+            with pytest.raises(StorageError, match="a stored message does not match its checksum"):
                 ask()
         assert ledger.replay("0") == b"message 0"
 

@@ -184,5 +184,5 @@ def test_silos_with_names_are_charged_by_name_and_others_must_be_alike() -> None
         Item(loud, 3, silo="basel"),
     )
     assert admission._items((line(loud, 3, 0), line(loud, 5, 1)), ()) == (Item(loud, 5),)
-    with pytest.raises(ConfigError, match=r"unnamed silos that differ"):
+    with pytest.raises(ConfigError, match=r"silos without names that differ"):
         admission._items((line(loud, 3, 0), line(quiet, 3, 1)), ())

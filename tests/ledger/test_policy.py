@@ -120,7 +120,7 @@ def test_a_policy_reads_back_as_it_was_written(tmp_path: Path) -> None:
         ({"releases": []}, "at least one"),
         ({"releases": ["local_nose"]}, "did you mean 'local_noise'"),
         ({"noise": ["loud"]}, "noise"),
-        ({"expires": "soon"}, 'write it as "2027-01-31"'),
+        ({"expires": "soon"}, 'write it like "2027-01-31"'),
         ({"plans": ["abc"]}, "64 lower-case hexadecimal digits"),
         ({"least_cohort": -1.0}, "0 or above"),
         ({"adversary": "everyone"}, "one of models, cohort, messages"),

@@ -227,7 +227,7 @@ def test_a_model_by_name_runs_and_is_named_as_foreign(tmp_path: Path, monkeypatc
     monkeypatch.setattr("sordino.codec.serialization._FUNCTIONS", {})
     said = sordino("explain", tmp_path / "run").sentence
     assert "of kind own, which is not loaded" in said
-    assert "name its file: --with" in said
+    assert "pass its file: --with" in said
 
 
 def test_the_grade_of_own_code_is_said_by_every_command(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ STUDY = Study(
     lambda: line(0),
     "loss",
 )
+KEPT = Path(__file__).parents[2] / "benchmarks" / "papers" / "results"
 LARGE = Table("000-large", "large", (Cell("000-large-one", "one", small),), full=True, hours="30 hours on a GPU")
 
 
@@ -140,6 +141,24 @@ def test_one_digit_of_a_kept_result_that_is_wrong_is_found(folder: Path) -> None
     assert (said.code, "differs: 000-fake-" in said.out) == (1, True)
     shift(folder, "000-line", 1e-3)
     assert sordino("papers", "run", "000-line", "--quick", "--results", folder).code == 1
+
+
+def test_one_digit_of_the_results_that_this_project_keeps_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same of a kept closed form: Figure E.8 is the same to the digit, and not after a digit is moved."""
+    monkeypatch.setattr(checks, "as_they_come", here)
+    kept.keep(kept.read(KEPT / "000-figure-e8.json"), tmp_path)
+    said = sordino("papers", "run", "000-figure-e8", "--quick", "--results", tmp_path)
+    assert (said.code, "1 of 1 agree" in said.out) == (0, True)
+    path = tmp_path / "000-figure-e8.json"
+    old = json.loads(path.read_text())
+    for row in old["rows"]:
+        if "noise" in row:
+            row["noise"] *= 1 + 1e-4
+    path.write_text(json.dumps(old))
+    said = sordino("papers", "run", "000-figure-e8", "--quick", "--results", tmp_path)
+    assert (said.code, "differs: 000-figure-e8" in said.out) == (1, True)
 
 
 def test_check_compares_to_the_digits_and_the_page_shows_it(folder: Path) -> None:

@@ -13,9 +13,11 @@ import torch
 from sordino.certificate.build import headline
 from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
+from sordino.data.records import Dataset
 from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess
 from sordino.models import Mlp, build_seeded
+from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public
 from sordino.parts.gradients import Blur, Gradient, Plain, Proximal, Sam
 from sordino.parts.local_solvers import LocalSgd
@@ -26,10 +28,11 @@ from sordino.recipes import dp_fed_avg
 from sordino.recipes.arguments import federated
 from sordino.rng import Seeded
 from sordino.task import Task
-from sordino_papers import kept, once, paper_003, paper_003_tuning
+from sordino_papers import kept, once, paper_003, paper_003_protocol, paper_003_regime, paper_003_tuning
 from sordino_papers.paper_003 import METHODS, Setting, plan
 from sordino_papers.paper_003_claimed import RUNS, protocols
 from sordino_papers.paper_003_fair import BEST_TOP_K, CHOSEN, settings
+from sordino_papers.paper_003_protocol import Way
 from sordino_papers.span import InSpan, SpanWorker
 
 KEPT = Path(__file__).parents[2] / "benchmarks" / "papers" / "results"
@@ -209,3 +212,65 @@ def test_the_epsilon_of_equation_16_is_not_that_of_the_published_protocol() -> N
     for rounds in (200, 300):  # Eq. 16: Renyi accounting of Poisson cohorts, on the usual orders
         plan = dp_fed_avg(rounds=rounds, clients=Poisson(500, 0.1), clip_norm=1.0, noise_multiplier=0.95, lr=0.1)
         assert RUNS[rounds][0] == pytest.approx(headline(plan.cost().of("models"), 1 / 500)["epsilon_rdp"], abs=0.01)
+
+
+# ---- at the paper's noise-to-signal ratio ----------------------------------------------------------------------------
+
+
+def test_the_search_on_cifar_never_asks_for_the_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All trials are judged on held-out training images, by a seed that reports nothing; the best of each reports."""
+    asked: list[tuple[Setting, int, str]] = []
+
+    def here(work: Any, jobs: list[tuple[str, Setting, int, str]], workers: int) -> list[dict[str, Any]]:
+        asked.extend(job[1:] for job in jobs)
+        return [{"validation": -abs(one.clip_norm - 0.2) - one.lr - abs(one.own - 0.1)} for _, one, *_ in jobs]
+
+    monkeypatch.setattr(paper_003_regime, "side_by_side", here)
+    tried = paper_003_regime.searched("cifar10", 1)
+    assert {(seed, judge) for _, seed, judge in asked} == {(paper_003_regime.TRIAL, "validation")}
+    assert len(asked) == len(tried) == len({one for one, *_ in asked}) == 3 * 6 + 2 + 1 + 3
+    best = paper_003_regime.chosen(tried)
+    assert [one.method for one in best][:2] == ["DP-FedAvg", "DP-FedSAM"]
+    assert all((one.lr, one.clip_norm) == (0.03, 0.2) for one in best)
+
+
+def test_cifar_images_are_held_out_from_training_and_test(real_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    y = np.arange(50_000) % 10
+    shown = Dataset(
+        x=np.arange(50_000, dtype=np.float32)[:, None, None, None] * np.ones((1, 3, 2, 2), np.float32),
+        y=y,
+        test_x=-np.ones((10, 3, 2, 2), np.float32),
+        test_y=y[:10],
+        classes=10,
+    )
+    monkeypatch.setattr(paper_003_regime, "load", lambda name, **options: shown)
+    paper_003_regime.images.cache_clear()
+    held, validation, test = paper_003_regime.images()
+    paper_003_regime.images.cache_clear()
+    assert (len(held), len(validation), len(test)) == (45_000, 5_000, 10)
+    assert float(held.x.max()) < float(validation.x.min())
+    assert float(test.x.max()) < float(held.x.min())
+
+
+def test_a_mask_after_the_noise_takes_noise_and_signal_alike() -> None:
+    """Where noise dominates, a top_k of 40% leaves .87 of both; before the noise, all the noise."""
+    rows = torch.randn(40, 4000, generator=torch.Generator().manual_seed(0)) + 1.0
+    shares = {}
+    for mask in ("", "after", "before"):
+        way = Way(clip_norm=1.0, mask=mask)
+        sent, clean = paper_003_protocol.messages(rows, way, torch.Generator().manual_seed(1))
+        noise = (sent - clean).square().sum() if mask != "after" else sent.square().sum()
+        shares[mask] = float(noise) / (0.95**2 * 4000)
+        assert bool((row_norms(clean) <= 1.0 + 1e-6).all())
+        assert float((sent != 0).float().mean()) == pytest.approx(0.4 if mask == "after" else 1.0, abs=1e-3)
+    assert shares == pytest.approx({"": 1.0, "after": 0.872, "before": 1.0}, abs=0.02)
+
+
+def test_the_protocol_reports_its_best_round(monkeypatch: pytest.MonkeyPatch, real_data: Path) -> None:
+    monkeypatch.setattr(paper_003_protocol, "ROUNDS", 2)
+    monkeypatch.setattr(paper_003_protocol, "EVERY", 1)
+    found = paper_003_protocol.course("DP-FedAvg", 0)
+    assert [t for t, _ in found["curve"]] == [1, 2]
+    assert found["best"] == max(value for _, value in found["curve"])
+    assert found["accuracy"] == found["curve"][-1][1]
+    assert found["noise"] == pytest.approx(1.0, abs=0.02)

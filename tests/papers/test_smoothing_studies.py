@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.papers.test_tables import small
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -28,7 +29,7 @@ from sordino_papers import (
 from sordino_papers import paper_004_protocol as protocol
 from sordino_papers.cells import Job
 from sordino_papers.paper_004 import Setting
-from sordino_papers.studies import Row
+from sordino_papers.studies import Row, gathered
 
 needs_data = pytest.mark.skipif("SORDINO_DATA" not in os.environ, reason="needs the data sets ($SORDINO_DATA)")
 
@@ -211,3 +212,15 @@ def test_a_model_that_starts_at_zero_is_moved_too() -> None:
     assert bool((before != 0).all())
     after = job.task.layout.flatten(rounding.nudged(job).task.model)
     assert 0 < float((after - before).abs().max()) <= 1.01e-6 * float(before.abs().max())
+
+
+def test_a_model_that_rounding_moves_far_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sabotage: where a millionth is a half, both models' accuracies move and the claim about each is a no."""
+    monkeypatch.setattr(rounding, "BUILT", {"a net": small})
+    monkeypatch.setattr(rounding, "PART", 1.0)
+    rows = gathered([row for seed in range(3) for row in rounding.moved("a net", seed)], ("model", "round"), "apart")
+    (found,) = rounding.claims(rows)
+    assert found["verdict"] == "no"
+    monkeypatch.setattr(rounding, "PART", 0.0)
+    rows = gathered([row for seed in range(3) for row in rounding.moved("a net", seed)], ("model", "round"), "apart")
+    assert rounding.claims(rows)[0]["verdict"] == "yes"

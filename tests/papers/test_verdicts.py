@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
+from sordino_papers import ratios
 from sordino_papers.choosing import within_all
 from sordino_papers.paper_claims import CLAIMS, PaperClaim, Regime, of_paper
 from sordino_papers.verdicts import in_all, paired, verdict
@@ -109,9 +110,10 @@ def test_a_claim_is_counted_once_whatever_the_number_of_its_comparisons(answers:
     ("ours", "same"), [((33.0, 44.0), True), ((17.0, 80.0), True), ((8.0, 11.0), False), ((33.0, 90.0), False)]
 )
 def test_outside_a_factor_of_two_of_the_papers_ratio_a_claim_is_not_tested(
-    ours: tuple[float, float], same: bool
+    ours: tuple[float, float], same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    regime = Regime((33.0, 44.0), ours)
+    monkeypatch.setattr(ratios, "ours", {"000-a": ours}.__getitem__)
+    regime = Regime((33.0, 44.0), "000-a")
     claim = PaperClaim("000", "a", ("a,",), regime)
     assert regime.same == same
     assert claim.judged(rows("no"))["verdict"] == ("no" if same else "not tested here")
@@ -135,3 +137,47 @@ def test_what_is_no_claim_of_a_paper_is_our_own() -> None:
     )
     assert [row["verdict"] for row in theirs if row["measured"] != "-"] == ["not tested here"]
     assert [row["text"] for row in own] == ["004: else"]
+
+
+def test_a_claim_names_the_few_comparisons_that_went_another_way() -> None:
+    cause = PaperClaim("000", "a", ("a,",), cause="words").judged(rows("yes", "yes", "undecided"))["cause"]
+    assert cause == "words; undecided: 2, +2 [+0, +9] points"
+    many = [
+        {**row, "text": f"000: a, {name}"}
+        for row, name in zip(rows("yes", "no", "no"), ("p", "q: 1", "q: 2"), strict=True)
+    ]
+    cause = PaperClaim("000", "a", ("a, ",)).judged(many)["cause"]
+    assert cause == "no: q (+1 to +2 points)"
+    assert PaperClaim("000", "a", ("a,",), cause="words").judged(rows("no", "no"))["cause"] == "words"
+    assert PaperClaim("000", "a", ("a,",), cause="words").judged(rows("yes"))["cause"] == ""
+    other = {**rows("no")[0], "text": "000: b, tuned"}
+    assert "b, tuned: +0" in PaperClaim("000", "a", ("a,",), beside="b,").judged([*rows("yes"), other])["cause"]
+
+
+def test_a_claim_that_has_not_run_says_the_command() -> None:
+    claim = PaperClaim("000", "a", ("a,",), Regime((1.0, 2.0), "000-table2"), cause="words")
+    assert claim.judged([])["cause"] == "not run yet: `sordino papers run 000-table2`"
+
+
+# ---- ratios, computed from plans -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "by_hand"),
+    [
+        ("000-regime", (1.8 * 144_554**0.5 / 20, 2.4 * 144_554**0.5 / 20)),
+        ("003-mnist", (0.95 * 101_770**0.5 / 50,) * 2),
+        ("003-cifar10-regime", (0.95 * 464_170**0.5 / 10,) * 2),
+        ("003-mnist-regime", (0.95 * 101_770**0.5 / 5,) * 2),
+        ("003-protocol", (0.95 * 101_770**0.5 / 5,) * 2),
+        ("004-regime", (10 * 10_650**0.5 / 164,) * 2),
+        ("004-protocol", (0.1162 * 7850**0.5, 0.3471 * 7850**0.5)),
+        ("002-loans-5000, Figure 7", (20 * 2 * 2**0.5 / 3 * (11 / 5000) ** 0.5,) * 2),  # Laplace(2 T / epsilon)
+    ],
+)
+def test_ratios_are_z_sqrt_d_over_s(name: str, by_hand: tuple[float, float]) -> None:
+    assert ratios.ours(name) == pytest.approx(by_hand, rel=2e-3)  # calibrated noise is rounded up
+
+
+def test_every_regime_names_a_ratio_that_is_computed() -> None:
+    assert {one.regime.run for one in CLAIMS if one.regime is not None} <= set(ratios.OURS)

@@ -76,7 +76,7 @@ def test_a_pass_is_the_price_and_a_cut_or_repeated_one_is_paid() -> None:
 
 def test_it_is_refused_where_cohorts_are_shown() -> None:
     for release in (LocalNoise(Gaussian(1.0)), NoiseShares(1.0, at_least=2)):
-        with pytest.raises(PlanError, match="which shows cohorts"):
+        with pytest.raises(PlanError, match="hides who takes part"):
             tiny.plan(clients=RandomAllocation(6, 2), release=release)
 
     class Elsewhere(InProcess):

@@ -87,6 +87,7 @@ from sordino.recipes import (
     starters,
 )
 from sordino.recipes.arguments import Correlated, Federated, Messages, Silos, SingleSilo
+from sordino.recipes.best import head_rule
 from sordino.task import Task
 from sordino.training import train
 
@@ -372,7 +373,7 @@ def test_no_recipe_enumerates_words_for_parts_and_few_arguments_are_its_own(name
     assert not words
     assert not [p.name for p in parameters.values() if "Literal" in str(p.annotation)]
     written = inspect.signature(inspect.unwrap(RECIPES[name])).parameters
-    assert len(written.keys() - {"prepare"}) <= (13 if name == "best" else 9)  # what columns ask for is the data's
+    assert len(written.keys() - {"prepare"}) <= (14 if name == "best" else 9)  # what columns ask for is the data's
 
 
 def families(recipe: Any) -> set[Any]:
@@ -468,6 +469,19 @@ def test_head_is_few_rounds_of_everybody_and_costs_its_epsilon() -> None:
         assert 0.99 * epsilon <= line_entry(line, default_delta(539))["epsilon"] <= epsilon
     with pytest.raises(PlanError, match="epsilon = -1"):
         head(population=539, epsilon=-1.0)
+
+
+def test_best_of_a_head_says_why_and_takes_its_rounds_from_public_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="sordino"):
+        planned = best(population=539, epsilon=2.0, head_size=39_690)
+    rounds, step = head_rule(539, 2.0, 39_690)
+    assert f"everybody in each of {rounds} rounds" in caplog.text
+    assert planned == head(population=539, epsilon=2.0, rounds=rounds, step=step)
+    more = [head_rule(n, e, size)[0] for n, e, size in ((5390, 2.0, 39_690), (539, 8.0, 39_690), (539, 2.0, 397))]
+    assert min(more) > rounds  # more clients, more epsilon, fewer weights: less noise, so a longer path
+    for wrong in ({"population": 0}, {"epsilon": -1.0}, {"head_size": 0}):
+        with pytest.raises(PlanError, match=f"{next(iter(wrong))} = "):
+            best(**{"population": 100, "epsilon": 4.0, "head_size": 10, **wrong})  # type: ignore[arg-type]
 
 
 # ---- silos and uploads with noise of their own -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ POLICY = """
 dataset = "north"
 epsilon = 30.0
 delta = 1e-3
-unit = "person"
+unit = "user"
 releases = ["local_noise"]
 purpose = "readmission within 30 days"
 """
@@ -26,7 +26,7 @@ def test_facts_are_stated_and_blanks_are_marked(tmp_path: Path) -> None:
     text = (tmp_path / "dpia.md").read_text()
     made = json.loads((out / "certificate.json").read_text())
     assert "`sex`, `age`" in text
-    assert "user level: all rows of one person in one silo" in text
+    assert "user level: all rows of one user in one silo" in text
     assert "readmission within 30 days" in text
     assert "**[ to be written: retention ]**" in text
     assert "Not private to publish" in text  # simulation noise

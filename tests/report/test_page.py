@@ -327,7 +327,7 @@ def test_a_mistake_is_one_sentence(folders: dict[str, Path], tmp_path: Path, com
     out = ["--out", tmp_path / "r.html"] if command == "report" else []
     assert "which does not exist" in sordino(command, tmp_path / "gone", *out).sentence
     assert "no plan.toml" in sordino(command, tmp_path, *out).sentence
-    assert "every run once" in sordino(command, folders["central"], folders["central"], *out).sentence
+    assert "each run once" in sordino(command, folders["central"], folders["central"], *out).sentence
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -303,6 +305,58 @@ def test_a_run_that_was_forged_so_that_it_certifies_does_not_have_the_signature(
     (out / "certificate.sig").unlink()
     assert "certificate.sig is missing" in sordino("certify", out, "--key", public).err
     assert sordino("certify", out, "--sign", mine, "--key", public).code == 0
+
+
+def test_several_signatures_on_one_certificate_each_checked_by_its_key(fed: Path) -> None:
+    (mine, public), (second, theirs), (_, other) = (keys(fed.parent, name) for name in ("mine", "second", "other"))
+    out = run(fed, "a", "--sign", mine)
+    for _ in range(2):  # a second time it adds nothing
+        assert sordino("certify", out, "--sign", second).code == 0
+    lines = (out / "certificate.sig").read_text().splitlines()
+    assert len(lines) == 2
+    assert sordino("certify", out, "--key", public, "--key", theirs, "--json").json["signed"] is True
+    assert "signed with 1 of 2 keys checked" in sordino("certify", out, "--key", theirs).out
+    said = sordino("certify", out, "--key", public, "--key", other)
+    assert said.code == 1
+    assert "not a signature of this key, among its 2" in said.err
+    (out / "certificate.sig").write_text("".join(f"{line}\n" for line in ("?", "AAAA BBBB", *lines)))
+    assert sordino("certify", out, "--sign", mine).code == 0
+    assert (out / "certificate.sig").read_text().splitlines() == lines[1:] + lines[:1]  # the damaged ones are dropped
+
+
+def test_a_signature_is_verified_by_plain_openssl(fed: Path) -> None:
+    mine, public = keys(fed.parent, "mine")
+    out = run(fed, "a", "--sign", mine)
+    shell = "cut -d' ' -f1 certificate.sig | sed -n 1p | base64 -d > one.sig && "
+    shell += f"openssl pkeyutl -verify -pubin -inkey {public} -rawin -in certificate.json -sigfile one.sig"
+    assert (
+        "Verified Successfully"
+        in subprocess.run(shell, shell=True, cwd=out, check=True, capture_output=True, text=True).stdout
+    )
+    (out / "certificate.json").write_bytes((out / "certificate.json").read_bytes() + b" ")
+    assert subprocess.run(shell, shell=True, cwd=out, check=False, capture_output=True).returncode != 0
+
+
+def test_a_certificate_alone_is_said_to_be_consistent_and_what_was_not_examined(fed: Path) -> None:
+    mine, public = keys(fed.parent, "mine")
+    out, alone = run(fed, "a", "--sign", mine), fed.parent / "alone"
+    alone.mkdir()
+    for name in ("certificate.json", "certificate.sig"):
+        shutil.copy(out / name, alone / name)
+    said = sordino("certify", alone / "certificate.json", "--key", public)
+    assert said.code == 0
+    assert said.out.startswith("consistent, and signed with this key: epsilon")
+    assert "not examined: whether these events are those of the run" in said.out
+    assert sordino("certify", alone / "certificate.json", "--json").json["certified"] is False
+    assert "the whole folder" in sordino("certify", alone / "certificate.json", "--sign", mine).sentence
+    made = json.loads((alone / "certificate.json").read_text())
+    made["adversaries"][0]["epsilon"] = made["epsilon"] = made["epsilon"] / 2
+    (alone / "certificate.json").write_text(json.dumps(made))
+    said = sordino("certify", alone / "certificate.json")
+    assert (said.code, "but its events give" in said.err) == (1, True)
+    del made["noise"]
+    (alone / "certificate.json").write_text(json.dumps(made))
+    assert "noise is missing" in sordino("certify", alone / "certificate.json").err
 
 
 def test_a_key_that_is_none_is_the_users_mistake(fed: Path) -> None:

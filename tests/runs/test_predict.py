@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from tests.commands import sordino
 
 from sordino import codec
 from sordino.config import Config, parse
-from sordino.data.tables import encoded_rows
-from sordino.runs.bundle import Bundle, checked_model
+from sordino.data.files import read_table
+from sordino.data.tables import Encoding, encoded_rows
+from sordino.runs.bundle import Bundle, Scorer, checked_model
 
 
 def rows(folder: Path, name: str, *, target: bool = True, semicolons: bool = False) -> Path:
@@ -114,3 +116,32 @@ def test_bought_ranges_are_those_of_the_release(tmp_path: Path) -> None:
     assert column.histogram is None
     assert column.range is not None
     assert sordino("predict", out, rows(tmp_path, "new.csv"), "--out", tmp_path / "scores.csv").code == 0
+
+
+@pytest.mark.parametrize(("person", "model"), [(0, "logistic"), (3, "mlp")])
+def test_an_onnx_file_scores_rows_as_predict_does_and_carries_the_certificate(
+    tmp_path: Path, person: int, model: str
+) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    given = config(tmp_path, person, model)
+    out = run(tmp_path, given)
+    assert sordino("export", out, "--out", tmp_path / "model.onnx").code == 0
+    bundle = Bundle.read(out)
+    x = bundle.encoding.features(read_table(rows(tmp_path, "new.csv"), bundle.csv))
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    (found,) = session.run(None, {"features": x.astype(np.float32)})
+    weights, certificate = checked_model(out)
+    wanted = Scorer(bundle, bundle.load(weights)).scores(x).numpy()
+    assert found.shape == wanted.shape == (40, 2)
+    assert np.abs(found - wanted).max() < 1e-6
+    held = {one.key: json.loads(one.value) for one in onnx.load(tmp_path / "model.onnx").metadata_props}
+    assert held["certificate"] == certificate
+    assert held["classes"] == ["no", "yes"]
+    assert codec.read(Encoding, held["encoding"], "encoding") == bundle.encoding
+
+
+def test_only_a_file_that_is_called_onnx_is_exported(tmp_path: Path) -> None:
+    out = run(tmp_path, config(tmp_path))
+    done = sordino("export", out, "--out", tmp_path / "model.pt")
+    assert (done.code, ".onnx" in done.err) == (2, True)

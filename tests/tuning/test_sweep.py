@@ -25,7 +25,7 @@ from sordino.ledger.ledger import Ledger
 from sordino.report.text_table import Estimate, Row, best_of, seeds_text, settings_table
 from sordino.runs.folder import RunFolder
 from sordino.tuning.search_space import Interval, Space, Sweep, combinations, random_combinations
-from sordino.tuning.sweep import composed, evaluate
+from sordino.tuning.sweep import compose_costs, evaluate
 
 GRID = """
 base = "fed.toml"
@@ -149,11 +149,11 @@ def test_silos_that_differ_are_composed_silo_by_silo() -> None:
         ]
         return Cost("record", tuple(lines))
 
-    both = composed([cost(1.0, 2.0, 2.0), cost(1.0, 3.0, 3.0)], 3)
+    both = compose_costs([cost(1.0, 2.0, 2.0), cost(1.0, 3.0, 3.0)], 3)
     found = {line.silos: dict(line.entries) for line in both.of("messages")}
     assert found == {(0,): {GaussianNoise(1.0): 4}, (1, 2): {GaussianNoise(2.0): 2, GaussianNoise(3.0): 2}}
     with pytest.raises(ConfigError, match="one client and runs that protect one record"):
-        composed([cost(1.0), Cost("client", cost(1.0).lines)], 1)
+        compose_costs([cost(1.0), Cost("client", cost(1.0).lines)], 1)
 
 
 _WHO: Any = ("models", "cohort", "messages")
@@ -187,7 +187,7 @@ def test_rows_that_choose_and_rows_that_report_have_none_in_common() -> None:
     assert len(both[0]) == 40
     assert both[0] != set(HoldoutPart("validation", 5, 0.4).rows(101).tolist())
     whole = Sweep.of({"sweep": {"grid": {"recipe.lr": [0.1]}}, "recipe": _RECIPE}).config({}).build()
-    with pytest.raises(DataError, match="no row that is declared public"):
+    with pytest.raises(DataError, match="a task without public test rows"):
         HoldoutPart("validation").of(replace(whole, test=None))
     with pytest.raises(DataError, match="at least 2 rows in each part"):
         HoldoutPart("validation", 0, 0.999).of(whole)
@@ -206,7 +206,7 @@ def test_the_winner_is_reported_on_rows_that_had_no_part_in_choosing(private: Pa
         figures.append(evaluate(task, out / "runs" / f"{number:03d}-seed{seed}")["accuracy"])
     assert told["reported"]["accuracy"] == pytest.approx(np.mean(figures))
     assert load_config(out / "best.toml").task.half is None
-    assert f"on {told['reported']['rows']}, which had no part in choosing" in (out / "table.txt").read_text()
+    assert f"on {told['reported']['rows']}, which were not used to select" in (out / "table.txt").read_text()
 
 
 def test_a_file_of_validation_rows_leaves_the_test_rows_whole(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_sweep_goes_on_where_it_was(private: Path, tmp_path: Path) -> None:
 def test_another_question_is_not_the_same_sweep(private: Path, tmp_path: Path) -> None:
     out = copied(private, tmp_path)
     other = asked(tmp_path, "seeds = [0, 1]\nsplit = 7")
-    assert "which has" in sordino("sweep", other, "--out", out, "--resume").sentence
+    assert "which holds" in sordino("sweep", other, "--out", out, "--resume").sentence
     assert "which exists" in sordino("sweep", private / "sweep.toml", "--out", out).sentence
 
 
@@ -428,7 +428,7 @@ def test_a_recipe_takes_common_keys_that_it_knows_and_its_own() -> None:
         compared({"recipe": ["dp_fed_avg", "scaffold"], "epsilon": 20}, epoch=2).runs()
     with pytest.raises(ConfigError, match="did you mean 'scaffold'"):
         compared({"recipe": ["scafold"], "epsilon": 20}).runs()
-    with pytest.raises(ConfigError, match="a name, or"):
+    with pytest.raises(ConfigError, match="the name of a recipe"):
         compared({"recipe": [3]}).spec.settings()
 
 

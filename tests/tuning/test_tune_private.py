@@ -156,7 +156,7 @@ def test_rows_to_choose_by_are_needed(tmp_path: Path) -> None:
     from tests.commands import arrays
 
     data = {name: value for name, value in arrays().items() if not name.startswith("test")}
-    assert "no row that is declared public" in tuned(federation(tmp_path, data=data), tmp_path / "best").sentence
+    assert "without public test rows" in tuned(federation(tmp_path, data=data), tmp_path / "best").sentence
 
 
 def test_a_ledger_pays_once_for_all_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ IMAGES: dict[str, tuple[dict[str, Any], int]] = {  # the task's own settings, an
         {"options": {"split": "byclass", "train": 88_800, "test": 14_800}, "model": EmnistCnn()},
         88_800,
     ),
-    "cifar10": ({"model": ResNet18()}, 50_000),
+    "cifar10": ({"options": {"sheets": 5}, "model": ResNet18()}, 50_000),
     "cifar100": ({"model": ResNet18()}, 50_000),
 }
 
@@ -229,7 +229,7 @@ OPTIMIZERS: dict[str, tuple[Callable[..., Plan], float, float]] = {
 
 def cifar(seed: int) -> Task:
     """All of CIFAR-10 with one holder, the tutorial's net: two 5x5 convolutions of 64, dense 384 and 192."""
-    spec = TaskSpec(dataset="cifar10", partition=Iid(1), model=SvhnCnn(channels=(64, 64)))
+    spec = TaskSpec(dataset="cifar10", options={"sheets": 5}, partition=Iid(1), model=SvhnCnn(channels=(64, 64)))
     return _whole(spec.build(1, seed), CIFAR_RECORDS)
 
 

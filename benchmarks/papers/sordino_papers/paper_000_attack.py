@@ -23,6 +23,7 @@ from sordino_papers.verdicts import in_all, verdict
 CLIENTS, RECORDS, ROUNDS = 100, 500, 60
 MULTIPLIERS = (0.0, 1.0, 2.0, 4.0)
 STRENGTHS = (0.0, 1.0)
+AS_PUBLISHED = (1.0, 2.0)  # of them those within a factor of two of the paper's noise-to-signal ratio
 CHOSEN = "by hand, before the attack was run: a model that learns its records by heart"
 
 
@@ -76,14 +77,16 @@ def figure7_claims(rows: list[Row]) -> list[Row]:
     """Noise against none, smoothing against none at the same noise, the attack against its ceiling; seed by seed."""
     (bare,) = picked(rows, noise_multiplier=0.0, sigma=0.0)
     noisy = {f"z = {row['noise_multiplier']:g}, sigma {row['sigma']:g}": row for row in rows if row["noise_multiplier"]}
-    lower = {name: (bare["values"], row["values"]) for name, row in noisy.items()}
+    near = {name: row for name, row in noisy.items() if row["noise_multiplier"] in AS_PUBLISHED}
+    lower = {name: (bare["values"], row["values"]) for name, row in near.items()}
     below = {name: ([row["ceiling"]] * len(row["values"]), row["values"]) for name, row in noisy.items()}
     pairs = {f"z = {z:g}": _smoothing(rows, z) for z in MULTIPLIERS if z}
     leaks = {z: (none["values"], smooth["values"]) for z, (none, smooth) in pairs.items()}
+    told = {f"z = {z:g}": leaks[f"z = {z:g}"] for z in AS_PUBLISHED}
     what = "000: Figure 7 scaled, "
     return [
         in_all(f"{what}the AUC of the attack is higher without noise by more than 0.02", lower, CHOSEN, 0.02, "of AUC"),
-        in_all(f"{what}smoothing leaks no more than none, to 0.005", leaks, CHOSEN, -0.005, "of AUC less"),
+        in_all(f"{what}smoothing leaks no more than none, to 0.005", told, CHOSEN, -0.005, "of AUC less"),
         *(
             verdict(f"{what}{z}: smoothing leaks less than none", *pair, CHOSEN, 0.0, "of AUC")
             for z, pair in leaks.items()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import mean
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from sordino.data.records import Dataset, Dirichlet, Iid
 from sordino.loop import Round, run
 from sordino.models import Mlp, build_seeded
 from sordino.outcome import final_model
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Decay
 from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyMean, SparsifyUpdate
@@ -55,6 +56,8 @@ class Setting:
     rounds: int = 100
     noise_multiplier: float = 0.95
     population: int = 500
+    batch: int = 32
+    steps: int | None = None  # local steps in the place of epochs
 
 
 METHODS: dict[str, Callable[[Setting, int], tuple[Callable[..., Plan], dict[str, Any]]]] = {
@@ -76,18 +79,22 @@ SOUND_TOP_K = ("top_k of the update", "top_k of the mean", "top_k by public mask
 
 
 def plan(setting: Setting, seed: int) -> Plan:
-    """E epochs of b = 32, lr x 0.998 per round, momentum 0.5, weight decay 5e-4; Poisson cohorts of a tenth."""
+    """E epochs (or `steps`), lr x 0.998 per round, momentum 0.5, weight decay 5e-4; Poisson cohorts of a tenth."""
     recipe, own = METHODS[setting.method](setting, seed)
-    return recipe(
+    made = recipe(
         rounds=setting.rounds,
         clients=Poisson(setting.population, 0.1),
         lr=Decay(setting.lr, 0.998),
         epochs=setting.epochs,
-        batch=32,
+        batch=setting.batch,
         clip_norm=setting.clip_norm,
         noise_multiplier=setting.noise_multiplier,
         **own,
     )
+    if setting.steps is None:
+        return made
+    assert isinstance(made.local, LocalSgd)
+    return replace(made, local=replace(made.local, epochs=None, steps=setting.steps))
 
 
 @cache
@@ -131,7 +138,7 @@ def measured(setting: Setting, seed: int, judge: Judge = "test") -> Row:
         judge: round(test, 2),
         "train": round(train, 2),
         "gap": round(train - test, 2),
-        **_norms(figures),
+        **norms(figures),
         **({"rise": flatness(model, held)} if judge == "test" else {}),
         "seconds": round(time.perf_counter() - began, 1),
         "code": kept.code(),
@@ -143,7 +150,7 @@ def flatness(model: nn.Module, held: Task) -> float:
     return float(f"{landscape(model, held, reach=REACH, points=7).sharpness:.4g}")
 
 
-def _norms(figures: list[dict[str, float]]) -> Row:
+def norms(figures: list[dict[str, float]]) -> Row:
     """Update norms before the clip and the share that it shortens: means over the rounds."""
     names = {"norm": "update_norm_mean", "median norm": "update_norm_p50", "clipped": "clipped_fraction"}
     known = [one for one in figures if "update_norm_mean" in one]

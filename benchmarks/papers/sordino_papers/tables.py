@@ -32,6 +32,8 @@ from sordino_papers.paper_003_ablations import STUDIES as PAPER_003_ABLATIONS
 from sordino_papers.paper_003_claimed import STUDIES as PAPER_003_CLAIMED
 from sordino_papers.paper_003_fair import STUDIES as PAPER_003
 from sordino_papers.paper_003_landscape import STUDIES as PAPER_003_LANDSCAPE
+from sordino_papers.paper_003_protocol import STUDIES as PAPER_003_PROTOCOL
+from sordino_papers.paper_003_regime import STUDIES as PAPER_003_REGIME
 from sordino_papers.paper_003_tuning import STUDIES as PAPER_003_TUNING
 from sordino_papers.paper_004 import TABLES as PAPER_004
 from sordino_papers.paper_004_cnn import STUDIES as PAPER_004_CNN
@@ -69,10 +71,12 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_002_WRITERS,
     *PAPER_002_THEORY,
     *PAPER_003,
+    *PAPER_003_REGIME,
     *PAPER_003_TUNING,
     *PAPER_003_LANDSCAPE,
     *PAPER_003_ABLATIONS,
     *PAPER_003_CLAIMED,
+    *PAPER_003_PROTOCOL,
     *PAPER_004_CNN,
     *PAPER_004_REGIME,
     *PAPER_004_PROTOCOL,

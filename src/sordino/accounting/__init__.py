@@ -1,5 +1,5 @@
-"""Privacy accounting: from events to epsilon. `Plan.cost` and the calculator call it; it uses no tensors.
+"""Privacy accounting: computes epsilon from privacy events. Called by `Plan.cost` and the calculator; has no tensors.
 
-`events` states what was released, `pld` and `renyi` compose privacy losses, `matrix` bounds correlated noise,
-`composition` adds up a run per adversary, `calibration` solves for a target epsilon.
+`events` describes releases, `pld` and `renyi` compose privacy losses, `matrix` optimises correlated noise,
+`composition` computes the cost of a run for each adversary, `calibration` solves for a target epsilon.
 """

@@ -1,15 +1,15 @@
-"""Accountant: computes epsilon at a delta, and delta at an epsilon, from a list of privacy events.
+"""Accountant: computes epsilon at a delta, and delta at an epsilon, from privacy events. Called by costs and ledgers.
 
-First bound: the dominating pairs that the events state, composed as privacy loss distributions (`pld`), rounded up
+The first bound composes the dominating pairs of the events as privacy loss distributions (`pld`). It is rounded up
 throughout, on a grid refined until epsilon changes by less than 1%; sums of Gaussians, single releases and repeated
-(epsilon, delta) pairs need no grid. Second bound: Renyi divergences (RDP), where the events state them. The best of a
-random number of trials has no other proof: there Renyi divergences are the only bound.
+(epsilon, delta) pairs need no grid. The second bound uses Renyi divergences (RDP), if all events have them. For the
+best of a random number of trials it is the only bound.
 
 The tests compare with Google's dp_accounting, which is not used here: its RDP under replace-one ignores that the
-sensitivity is 2, a coarse grid of its PLD can triple a small epsilon, and the rounding of its transform, which is in no
-bound, decides epsilon at a small delta (tests/accounting/test_accounting_library.py).
+sensitivity is 2, a coarse grid of its PLD can triple a small epsilon, and the rounding error of its transform, which
+its bounds do not include, decides epsilon at a small delta (tests/accounting/test_accounting_library.py).
 
-The last section checks that a stated delta is small against 1 / (number of units).
+The last section checks that a delta is small against 1 / (number of units).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Composed = tuple[tuple[tuple[Pair, int], ...], ...]  # for each order of neighbo
 
 @dataclass(frozen=True)
 class Epsilon:
-    """An upper bound on epsilon, its method, the last grid step used, and the Renyi bound (`rdp`)."""
+    """Upper bound on epsilon, with its method, the last grid step, and the Renyi bound (`rdp`)."""
 
     value: float
     method: Literal["pld", "gdp", "rdp", "none"]
@@ -52,9 +52,7 @@ class Epsilon:
 
 
 def epsilon(entries: Entries, relation: Relation, delta: float) -> Epsilon:
-    """Return the smallest epsilon proved at `delta` for the composition of all entries, and the Renyi bound beside
-    it.
-    """
+    """Return the smallest upper bound on epsilon at `delta` for the composition of all entries."""
     first = bound(entries, relation, delta)
     if first.method == "none":
         return first
@@ -64,12 +62,31 @@ def epsilon(entries: Entries, relation: Relation, delta: float) -> Epsilon:
     return replace(first, rdp=second)
 
 
+def epsilon_near(entries: Entries, relation: Relation, delta: float, distance: float) -> Epsilon:
+    """Return epsilon at `delta` of releases that are within total variation `distance` of those in `entries`.
+
+    With P', Q' for the releases in `entries` and P, Q for the true ones, delta(e) <= delta'(e) + (1 + exp(e)) distance.
+    So this share of delta is reserved at an e slightly above the epsilon for distance 0, and the result is valid if the
+    rest of delta gives an epsilon of at most e.
+    """
+    if not distance:
+        return epsilon(entries, relation, delta)
+    most = 1.01 * epsilon(entries, relation, delta).value + 0.1
+    aside = (1.0 + math.exp(min(most, 700.0))) * distance
+    left = math.nextafter(delta - aside * (1 + 1e-9), -1.0)
+    if most > 700.0 or left <= 0:
+        return Epsilon(math.inf, "none")
+    found = epsilon(entries, relation, left)
+    return found if found.value <= most else Epsilon(math.inf, "none")
+
+
 def bound(
     entries: Entries, relation: Relation, delta: float, grid: float | None = None, rough: bool = False
 ) -> Epsilon:
-    """Return the bound on epsilon by privacy loss distributions.
+    """Return the upper bound on epsilon by privacy loss distributions.
 
-    `grid` is the grid step; by default the step is refined until epsilon is stable, unless `rough`."""
+    `grid` is the grid step. By default the step is refined until epsilon changes by less than 1%, unless `rough`.
+    """
     entries = tuple((event, count) for event, count in entries if count)
     if not all(event.protects for event, _ in entries):
         return Epsilon(math.inf, "none")
@@ -99,19 +116,19 @@ def bound(
 
 
 def check_provable(plan: Plan, delta: float, deltas: tuple[float, ...] = ()) -> None:
-    """Refuse a plan for which no epsilon can be proved, before the plan runs."""
+    """Refuse a plan with an event for which the accountant has no bound, before the plan runs."""
     for line in plan.forecast.lines:
         for own in {deltas[silo] for silo in line.silos or range(len(deltas))} if deltas else {delta}:
             bound(line.entries, line.relation, own)
 
 
 def delta_at(entries: Entries, relation: Relation, at: float) -> float:
-    """Return the smallest delta that is proved at epsilon `at`."""
+    """Return the smallest upper bound on delta at epsilon `at`."""
     return deltas_at(entries, relation, [at])[0]
 
 
 def deltas_at(entries: Entries, relation: Relation, epsilons: Sequence[float]) -> list[float]:
-    """Return the smallest delta proved at each epsilon (negative too): the privacy profile."""
+    """Return the privacy profile: the smallest upper bound on delta at each epsilon, which may be negative."""
     entries = tuple((event, count) for event, count in entries if count)
     if not all(event.protects for event, _ in entries):
         return [1.0 for _ in epsilons]
@@ -134,17 +151,17 @@ def deltas_at(entries: Entries, relation: Relation, epsilons: Sequence[float]) -
 
 
 def gaussian_mu(entries: Entries, relation: Relation) -> float | None:
-    """Return mu of a sum of Gaussian releases (sensitivity / noise multiplier each), or None for any other entry."""
+    """Return mu of the composition of Gaussian releases; None if an entry is no Gaussian release."""
     return dominating_mu(entries, relation) if all(event.is_gaussian for event, _ in entries) else None
 
 
 def dominating_mu(entries: Entries, relation: Relation) -> float:
-    """Return mu of one Gaussian release that dominates all entries together; inf if some event states no mu."""
+    """Return mu of one Gaussian release that dominates all entries together; inf if an event has no mu."""
     return math.hypot(*(math.sqrt(count) * event.mu(relation) for event, count in entries if count))
 
 
 def _repeated_pair(entries: Entries) -> tuple[tuple[float, float], int] | None:
-    """Return ((epsilon, delta), count) if the entries are one repeated event that states only such a pair."""
+    """Return ((epsilon, delta), count) if the entries are one repeated event with only such a guarantee."""
     count, pair = entries[0][1], entries[0][0].proved_pair
     return (pair, count) if len(entries) == 1 and count <= pld.MOST_PAIRS and pair is not None else None
 
@@ -153,9 +170,7 @@ def _repeated_pair(entries: Entries) -> tuple[tuple[float, float], int] | None:
 
 
 def _alternatives(entries: Entries, relation: Relation, delta: float) -> list[Composed]:
-    """Return alternative lists of dominating pairs for all entries, per order of neighbours; each list gives a valid
-    bound.
-    """
+    """Return alternative lists of dominating pairs for all entries, each of which gives a valid bound."""
     share = max(delta, 0.0) / max(1, sum(count for event, count in entries if event.spends_delta))
     found = [(event.pairs(relation, share), count) for event, count in entries]
     for (event, _), (ways, _) in zip(entries, found, strict=True):
@@ -172,9 +187,7 @@ def _alternatives(entries: Entries, relation: Relation, delta: float) -> list[Co
 
 @lru_cache(maxsize=256)
 def _on_grid(composed: Composed, delta: float, grid: float | None, rough: bool) -> tuple[float, float | None]:
-    """Return (epsilon, grid step) for step `grid` or, by default, after quartering steps until epsilon falls by under
-    1%.
-    """
+    """Return (epsilon, grid step) for the step `grid`; by default steps are quartered until epsilon falls by < 1%."""
     if all(len(order) == 1 and order[0][1] == 1 for order in composed):
         return max(pld.single_epsilon(order[0][0], delta) for order in composed), None
     tail = max(delta * _SPARE / sum(count for _, count in composed[0]), 1e-300)
@@ -193,9 +206,7 @@ def _on_grid(composed: Composed, delta: float, grid: float | None, rough: bool) 
 def _on_steps(
     composed: Composed, steps: list[float], tail: float, ask: Callable[[pld.Composition], Answer]
 ) -> list[Answer]:
-    """Return `ask(composition)` for each order of neighbours; grid `steps` are enlarged if a grid has too many
-    points.
-    """
+    """Return `ask(composition)` for each order of neighbours; `steps` are enlarged if a grid has too many points."""
     while True:
         try:
             return [ask(_composition(order, step, tail)) for order, step in zip(composed, steps, strict=True)]
@@ -209,10 +220,7 @@ def _composition(order: tuple[tuple[Pair, int], ...], step: float, tail: float) 
 
 
 def _curve(composed: Composed, epsilons: Array) -> Array:
-    """Return delta at each epsilon >= 0, of the worse order of neighbours.
-
-    If the fine grid is too large for some epsilons, the smaller of the fine and the coarse bound is returned.
-    """
+    """Return delta at each epsilon >= 0 for the worse order of neighbours, by the finest grid that is not too large."""
     if all(len(order) == 1 and order[0][1] == 1 for order in composed):
         return np.asarray(np.maximum.reduce([pld.single_deltas(order[0][0], epsilons) for order in composed]))
     tail = max(_FARTHEST * _SPARE / sum(count for _, count in composed[0]), 1e-300)
@@ -233,7 +241,7 @@ def _curve(composed: Composed, epsilons: Array) -> Array:
 
 
 def rdp_epsilon(entries: Entries, relation: Relation, delta: float) -> float | None:
-    """Return the Renyi bound on epsilon, or None where an event states no divergences."""
+    """Return the Renyi bound on epsilon; None if an event has no Renyi divergences."""
     if any(count and event.renyi(relation) is None for event, count in entries):
         return None
     with np.errstate(over="ignore", invalid="ignore"):
@@ -242,33 +250,33 @@ def rdp_epsilon(entries: Entries, relation: Relation, delta: float) -> float | N
 
 
 def _divergences(entries: Entries, relation: Relation) -> Array:
-    """Return the Renyi divergences of all entries together; refuse an event that states none."""
     total = np.zeros_like(renyi.ORDERS)
     for event, count in entries:
         one = event.renyi(relation) if count else total
         if one is None:
             found = f"no Renyi divergences for {event} under {relation} neighbours, which private tuning needs"
-            raise PlanError("accounting", found, "Gaussian or Laplace noise, with a sampler that has a Renyi bound")
+            needed = "Gaussian or Laplace noise, with a sampler that has a Renyi bound"
+            raise PlanError("accounting", found, needed, "tune without --private, or change noise or sampler")
         with np.errstate(over="ignore", invalid="ignore"):
             total = total + count * one
     return total
 
 
-# ---- which delta may be stated --------------------------------------------------------------------------------------
+# ---- checks of delta -------------------------------------------------------------------------------------------------
 
 
 def largest_delta(population: int) -> float:
-    """Return population^-1.1, the largest delta that is accepted without an override."""
+    """Return population^-1.1, the largest delta that is accepted without allow_large_delta."""
     return float(population**-1.1) if population > 1 else 1e-5
 
 
 def default_delta(population: int) -> float:
-    """Return min(population^-1.1, 1e-3); for five units population^-1.1 would be 0.17, which protects little."""
+    """Return the default delta, min(population^-1.1, 1e-3); for five units, population^-1.1 = 0.17 protects little."""
     return min(largest_delta(population), LARGEST_DEFAULT)
 
 
 def check_delta(delta: float, population: int, override: bool) -> None:
-    """Refuse a delta that is no probability or, without `override`, not small against 1 / population."""
+    """Refuse a delta outside [0, 1) or, unless `override`, above population^-1.1."""
     if not 0 <= delta < 1:
         raise ConfigError(f"delta = {delta}", "a number in [0, 1)", f"use {atleast(default_delta(population))}")
     if delta > largest_delta(population) * (1 + 1e-9) and not override:
@@ -281,15 +289,14 @@ def check_deltas(plan: Plan, delta: float, deltas: tuple[float, ...], override: 
     if not deltas:
         return check_delta(delta, plan.units, override)
     if len(deltas) != plan.clients.population:
-        raise ConfigError(
-            f"{len(deltas)} deltas for {plan.clients.population} silos", "one delta per silo, in the silos' order"
-        )
+        found = f"{len(deltas)} deltas for {plan.clients.population} silos"
+        raise ConfigError(found, "one delta per silo, in the silos' order", "pass as many deltas as silos")
     for silo, own in enumerate(deltas):
         check_delta(own, plan.units if plan.local.reads is None else plan.local.reads.size(silo), override)
 
 
 def silo_deltas(plan: Plan) -> tuple[float, ...]:
-    """Return every silo's default delta, if the unit is a record and silos differ in size; otherwise an empty tuple."""
+    """Return the default delta of each silo if the unit is a record and silos differ in size; otherwise nothing."""
     reads = plan.local.reads
     return () if reads is None or len(set(reads.sizes)) < 2 else tuple(default_delta(size) for size in reads.sizes)
 
@@ -300,7 +307,7 @@ def few(population: int) -> bool:
 
 
 def meaning_of_delta(delta: float, population: int, unit: str) -> str:
-    """Return a sentence that says what a delta means in a small population."""
+    """Return a sentence on the meaning of a delta in a small population."""
     chance, expected = upto(delta, 2), upto(delta * population, 2)
     return (
         f"delta {chance} for {population} {unit}s: with probability up to {chance} anything about one {unit} may be "

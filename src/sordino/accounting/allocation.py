@@ -1,20 +1,20 @@
-"""Random allocation: the dominating pair of a pass in which each unit is in exactly one of t rounds, in a secret one.
+"""Random allocation: the dominating pair of a pass of t rounds, of which each unit is in exactly one, a secret one.
 
-    P = (1/t) sum_j N(e_j, s^2 I),   Q = N(0, s^2 I),   mu = 1/s
+    P = (1/t) sum_j N(e_j, s^2 I),   Q = N(0, s^2 I),   mu = 1/s,   e_j the j-th unit vector, s the noise multiplier
     S = dP/dQ = (1/t) sum_j W_j,     W_j = exp(mu z_j - mu^2/2),   z_j independent N(0, 1) under Q
 
     remove   delta(e) = E_Q[(S - exp(e))_+]          add   delta(e) = E_Q[(1 - exp(e) S)_+]
 
 Both are convex in S, so any mean-preserving spread of S only raises them. W, and every partial sum, is split onto {0}
-and a geometric grid w_i = exp(i h): a value between two neighbours goes to both, with its probability and its mean
+and a geometric grid w_i = exp(i h): a value between two grid points goes to both, with its probability and its mean
 preserved. One distribution therefore dominates both orders. For partial sums w_i + w_(i-k) = w_i (1 + exp(-k h)), so a
-distance k has one split. Sums of a and of a + 1 terms give those of 2a, 2a + 1 and 2a + 2 terms: t terms need log2(t)
-steps.
+distance k has one split. Sums of a and of a + 1 terms give those of 2a, 2a + 1 and 2a + 2 terms, so t terms need
+log2(t) steps.
 
 Guarantee: `allocated` dominates a pass, whatever the directions of the messages and however later ones depend on
-earlier releases (proof: docs/privacy.md, "Random allocation"). Counted in full: values above the grid (their
-P-probability becomes an infinite loss), values below it (split onto 0 and the lowest point), and rounding: masses are
-raised by t times the relative error of one sum, losses by `_SHIFT`.
+earlier releases (proof: docs/privacy.md, "Random allocation"). The bound includes values above the grid (their
+P-probability becomes an infinite loss), values below it (split onto 0 and the lowest point), and rounding errors
+(masses are raised by t times the relative error of one sum, losses by `_SHIFT`). Called by the event `Allocated`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """Distribution, under Q, of a sum of terms W: masses at exp((low + k) step), at 0, and the P-probability of
-    infinity.
+    """Distribution, under Q, of a sum of terms W: `masses` at exp((low + k) step), and the mass `zero` at 0.
+
+    `infinite` is the P-probability of values above the grid.
     """
 
     step: float
@@ -61,20 +62,23 @@ class Sum:
 
     @property
     def mean(self) -> float:
-        """The mean of the sum: the number of its terms, which every step preserves."""
+        """Mean of the sum, which equals the number of its terms."""
         return float(self.masses @ np.exp(self.logs)) + self.infinite
 
 
 def upper_share(excess: Array, step: float) -> Array:
-    """Return the share u of a value v that goes to the upper neighbour, so that the mean is preserved.
+    """Return the share u of a value's mass that goes to the grid point above it, so that the mean is preserved.
 
-    v = w (1 + excess) lies between w and w exp(step):   1 + excess = (1 - u) + u exp(step)
+    The value w (1 + excess) lies between the grid points w and w exp(step):   1 + excess = (1 - u) + u exp(step)
     """
     return np.asarray(np.clip(excess / math.expm1(step), 0.0, 1.0))
 
 
 def one_term(mu: float, points: int) -> Sum:
-    """Return W = exp(mu z - mu^2/2), split onto a grid of `points` points; integrals over its cells by 8 nodes each."""
+    """Return the distribution of one term W = exp(mu z - mu^2/2) on a grid of `points` points.
+
+    The integral over each cell is computed by Gauss-Legendre quadrature with 8 nodes.
+    """
     bottom, top = -_REACH * mu - mu * mu / 2, (_REACH + mu) * mu - mu * mu / 2
     step = (top - bottom) / points
     low, cells = math.floor(bottom / step), points + 1
@@ -94,7 +98,7 @@ def one_term(mu: float, points: int) -> Sum:
 
 
 def added(one: Sum, other: Sum) -> Sum:
-    """Return the sum of two independent sums on one grid, each value split onto its two neighbours."""
+    """Return the sum of two independent sums on one grid, with each value split onto the grid points around it."""
     step = one.step
     base = math.floor(np.logaddexp(one.low * step, other.low * step) / step) - 1  # no sum of two terms is lower
     found = np.zeros(math.ceil(np.logaddexp(one.top * step, other.top * step) / step) + 3 - base)
@@ -115,12 +119,12 @@ def added(one: Sum, other: Sum) -> Sum:
 
 
 def _nearest_far(step: float) -> int:
-    """Return the distance k from which on w_i + w_(i-k) lies between w_i and its upper neighbour."""
+    """Return the distance k from which on w_i + w_(i-k) lies between w_i and w_(i+1)."""
     return max(1, math.ceil(-math.log(math.expm1(step)) / step) + 1)
 
 
 def _add_near(found: Array, base: int, larger: Sum, smaller: Sum, least: int, weight: float) -> None:
-    """Add the sums w_i + w_(i-k) of near terms, k >= `least`; `weight` counts both orders of two different terms."""
+    """Add the sums w_i + w_(i-k) for small distances k >= `least`; `weight` counts both orders of different terms."""
     step = larger.step
     first = max(least, larger.low - smaller.top)
     last = min(_nearest_far(step) - 1, larger.top - smaller.low)
@@ -139,7 +143,7 @@ def _add_near(found: Array, base: int, larger: Sum, smaller: Sum, least: int, we
 
 
 def _add_far(found: Array, base: int, larger: Sum, smaller: Sum, weight: float) -> None:
-    """Add the sums of terms so far apart that they stay next to the larger one: all smaller terms at once."""
+    """Add the sums w_i + w_(i-k) for all distances k at which they lie between w_i and w_(i+1)."""
     step, near = larger.step, _nearest_far(larger.step)
     start = max(larger.low, smaller.low + near)
     if start > larger.top:
@@ -156,9 +160,7 @@ def _add_far(found: Array, base: int, larger: Sum, smaller: Sum, weight: float) 
 
 
 def trimmed(one: Sum) -> Sum:
-    """Return a sum with a smaller grid: what is above becomes infinite, what is below is split onto 0 and the lowest
-    point.
-    """
+    """Return a sum on a smaller grid; values above it become infinite, values below go to 0 and the lowest point."""
     values = np.exp(one.logs)
     above = np.cumsum((one.masses * values)[::-1])[::-1]
     below = np.cumsum(one.masses)
@@ -173,7 +175,6 @@ def trimmed(one: Sum) -> Sum:
 
 
 def _refined(one: Sum) -> Sum:
-    """Return the same distribution on a grid with half the step."""
     masses = np.zeros(2 * len(one.masses) - 1)
     masses[::2] = one.masses
     return replace(one, step=one.step / 2, low=2 * one.low, masses=masses)
@@ -181,8 +182,9 @@ def _refined(one: Sum) -> Sum:
 
 @lru_cache(maxsize=64)
 def sum_of_terms(bins: int, mu: float, points: int = POINTS) -> Sum:
-    """Return a distribution that dominates W_1 + ... + W_t in convex order, and all its probabilities raised by the
-    rounding error.
+    """Return a distribution that dominates W_1 + ... + W_t (t = `bins`) in convex order.
+
+    All its probabilities are raised by a bound on the rounding errors.
     """
     few = one_term(mu, points)
     more, widest = added(few, few), 0  # sums of a and of a + 1 terms, a = 1
@@ -202,7 +204,7 @@ def sum_of_terms(bins: int, mu: float, points: int = POINTS) -> Sum:
 
 @dataclass(frozen=True)
 class Allocation(Pair):
-    """Pair of one pass of random allocation with Gaussian noise: P against Q or, with `reverse`, Q against P."""
+    """Dominating pair of one pass of random allocation with Gaussian noise: P, Q or, with `reverse`, Q, P."""
 
     bins: int
     mu: float
@@ -210,7 +212,7 @@ class Allocation(Pair):
     slack = 1e-11
 
     def atoms(self) -> tuple[Array, Array, float]:
-        """Return the finite losses, ascending, their probabilities, and the probability of an infinite loss."""
+        """Return the finite losses in ascending order, their probabilities, and the probability of an infinite loss."""
         return _atoms(self.bins, self.mu, self.reverse)
 
     def tails(self, losses: Array) -> Tails:
@@ -231,7 +233,7 @@ def _atoms(bins: int, mu: float, reverse: bool) -> tuple[Array, Array, float]:
 
 @lru_cache(maxsize=64)
 def _tails(bins: int, mu: float, reverse: bool) -> tuple[Array, Array, Array]:
-    """Return the losses, and for each the probability under either distribution of a loss at least as large."""
+    """Return the losses, and under both distributions the probability of a loss at least as large as each."""
     losses, masses, infinite = _atoms(bins, mu, reverse)
     with np.errstate(over="ignore"):
         other = np.nan_to_num(masses * np.exp(-losses), posinf=1.0)
@@ -240,5 +242,8 @@ def _tails(bins: int, mu: float, reverse: bool) -> tuple[Array, Array, Array]:
 
 
 def allocated(bins: int, mu: float) -> Orders:
-    """Return the pairs of one pass: the unit is in exactly one of `bins` rounds, or absent (add_remove, zero_out)."""
+    """Return the dominating pairs of one pass under add_remove or zero_out, in both orders of neighbours.
+
+    The unit is in exactly one of `bins` rounds in one data set, and in none in the other.
+    """
     return Orders(Allocation(bins, mu), Allocation(bins, mu, reverse=True))

@@ -1,5 +1,4 @@
-"""Norm bounds on a client's message before noise, from which its sensitivity follows; local solvers and encode steps
-set them."""
+"""Norm bounds on a client's message before noise, which give its sensitivity. Set by solvers and encode steps."""
 
 from __future__ import annotations
 
@@ -9,16 +8,16 @@ from typing import Literal
 from sordino.accounting.events import Event
 
 Unit = Literal["client", "record"]
-Protected = Literal["client", "record", "person"]  # of a guarantee: a person is a record of all rows of one person
+Protected = Literal["client", "record", "user"]  # of a guarantee: all records of one user count as one record
 Norm = Literal[1, 2]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Bound on a message before noise: its sensitivity is 1 in `norm` if `finite`, else unbounded.
+    """Bound on a message x before noise, in the norm `norm`; not `finite` means that there is no bound.
 
-    unit "client": ||x|| <= 1, so a client can be added, removed or zeroed (sensitivity 1) or replaced (sensitivity 2).
-    unit "record": ||x - x'|| <= 1 when one record of the client is added or removed.
+    unit "client": ||x|| <= 1, so the sensitivity is 1 if a client is added, removed or zeroed, and 2 if it is replaced.
+    unit "record": ||x - x'|| <= 1 for the messages x, x' of two data sets that differ by one added or removed record.
     """
 
     unit: Unit
@@ -28,8 +27,9 @@ class Bound:
 
 @dataclass(frozen=True)
 class AlreadyPrivate:
-    """Privacy of a message that its client has already noised: `count` times `event` per round; needs release
-    `Forward`.
+    """Cost of a message to which its client has already added noise: `count` times `event` in each round.
+
+    Such a message needs the release `Forward`, which adds no noise.
     """
 
     event: Event

@@ -1,8 +1,8 @@
-"""Calibration: noise multiplier, rounds or cohort of a plan for a target epsilon. `so.calibrate` and the CLI call it.
+"""Calibration: noise multiplier, rounds or cohort of a plan for a target epsilon. Called by `so.calibrate` and `cli`.
 
-Epsilon falls with the noise multiplier and grows with rounds and cohort, so each search narrows a bracket. The search
-begins at an estimate by the central limit theorem, continues with a coarse grid, which only overstates epsilon (by
-about 0.2%), and ends with the refined grid. A part with noise defines how to set another noise multiplier.
+Epsilon falls with the noise multiplier and grows with rounds and cohort, so each search narrows a bracket. A search
+begins at an estimate by the central limit theorem, continues with the accountant on a coarse grid, which only
+overstates epsilon (by about 0.2%), and ends with the accountant on a refined grid.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LEAST, _MOST = 1e-2, 1e5  # noise multipliers searched
 
 
 def noise_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float:
-    """Return the smallest noise multiplier (to 0.5% in epsilon) for which `line_of` costs at most (epsilon, delta)."""
+    """Return the least noise multiplier z, to 0.5% in epsilon, for which line_of(z) costs at most epsilon at delta."""
     _check_target(epsilon, delta)
 
     @cache
@@ -49,20 +49,20 @@ def noise_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: fl
 
 
 def rounds(line_of: Callable[[int], Line], epsilon: float, delta: float, most: int = 1_000_000) -> int:
-    """Return the largest number of rounds for which `line_of` costs at most (epsilon, delta)."""
-    return _largest(line_of, epsilon, delta, most, "round", "more noise")
+    """Return the largest number n <= `most` of rounds for which `line_of(n)` costs at most (epsilon, delta)."""
+    return _largest(line_of, epsilon, delta, most, "round", "add noise, or allow a larger epsilon")
 
 
 def cohort(line_of: Callable[[int], Line], epsilon: float, delta: float, population: int, least: int = 1) -> int:
-    """Return the largest cohort size, at least `least`, for which `line_of` costs at most (epsilon, delta)."""
-    return _largest(line_of, epsilon, delta, population, "client", "more noise or fewer rounds", least)
+    """Return the largest cohort size n >= `least` for which `line_of(n)` costs at most (epsilon, delta)."""
+    return _largest(line_of, epsilon, delta, population, "client", "add noise, or plan fewer rounds", least)
 
 
 def _check_target(epsilon: float, delta: float) -> None:
     if not (math.isfinite(epsilon) and epsilon > 0):
-        raise UnreachableError(f"epsilon {epsilon}", "a positive finite epsilon")
+        raise UnreachableError(f"epsilon {epsilon}", "a positive finite epsilon", "choose, for example, epsilon = 8")
     if not 0 <= delta < 1:
-        raise UnreachableError(f"delta {delta}", "a delta in [0, 1)", "population ** -1.1 is a usual choice")
+        raise UnreachableError(f"delta {delta}", "a delta in [0, 1)", "choose, for example, population ** -1.1")
 
 
 def _epsilon(line: Line, delta: float, rough: bool = False) -> float:
@@ -70,8 +70,7 @@ def _epsilon(line: Line, delta: float, rough: bool = False) -> float:
 
 
 def _bracketed(cost: Callable[[float], float], target: float, bracket: tuple[float, float], slack: float) -> float:
-    """Return a noise multiplier z with cost(z) <= target, where log(cost) is within `slack` of log(target); `cost`
-    falls with z."""
+    """Return z with cost(z) <= target and log(target) - log(cost(z)) <= `slack`, for a cost that falls with z."""
     low, high = bracket
     while cost(high) > target:
         low, high = high, high * 2
@@ -101,7 +100,6 @@ def _log_ratio(cost: float, target: float) -> float:
 def _largest(
     line_of: Callable[[int], Line], epsilon: float, delta: float, most: int, what: str, fix: str, least: int = 1
 ) -> int:
-    """Return the largest n in [least, most] for which `line_of(n)` costs at most (epsilon, delta)."""
     _check_target(epsilon, delta)
     found = _clt_count(line_of, epsilon, delta, least, most)
     for rough in (True, False):
@@ -117,7 +115,7 @@ def _largest(
 
 
 def _crossing(over: Callable[[int], float], n: int, low: int, high: int) -> int:
-    """Return the largest integer n with over(n) <= 0, for an increasing `over`, called only between low and high."""
+    """Return the largest integer n in [low, high) with over(n) <= 0, for an increasing function `over`."""
     slope, known = 0.5, None  # of over against log n: epsilon grows about as the square root of the rounds
     for step in itertools.count(1):
         if high - low <= 1:
@@ -137,7 +135,7 @@ def _crossing(over: Callable[[int], float], n: int, low: int, high: int) -> int:
 
 def _clt_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float | None:
     """Estimate the noise multiplier by the central limit theorem; None if an event has no estimate."""
-    wanted, low, high = _mu_of_epsilon(epsilon, delta), math.log(_LEAST), math.log(_MOST)
+    wanted, low, high = mu_of_epsilon(epsilon, delta), math.log(_LEAST), math.log(_MOST)
     for _ in range(24):
         middle = (low + high) / 2
         mu = _clt_mu(line_of(math.exp(middle)))
@@ -149,7 +147,7 @@ def _clt_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: flo
 
 def _clt_count(line_of: Callable[[int], Line], epsilon: float, delta: float, least: int, most: int) -> int:
     """Estimate the largest count by the central limit theorem; `least` if an event has no estimate."""
-    wanted, low, high = _mu_of_epsilon(epsilon, delta), least, 2 * least
+    wanted, low, high = mu_of_epsilon(epsilon, delta), least, 2 * least
     while high <= most and (_clt_mu(line_of(high)) or math.inf) <= wanted:
         low, high = high, 2 * high
     high = min(high, most + 1)
@@ -159,7 +157,7 @@ def _clt_count(line_of: Callable[[int], Line], epsilon: float, delta: float, lea
     return low
 
 
-def _mu_of_epsilon(epsilon: float, delta: float) -> float:
+def mu_of_epsilon(epsilon: float, delta: float) -> float:
     """Return mu of the Gaussian release that costs exactly (epsilon, delta)."""
     low, high = 1e-9, 1e3
     for _ in range(50):
@@ -170,7 +168,7 @@ def _mu_of_epsilon(epsilon: float, delta: float) -> float:
 
 
 def _clt_mu(line: Line) -> float | None:
-    """Estimate mu of all rounds together by the central limit theorem; None if an event has no estimate."""
+    """Estimate mu of all rounds together by the central limit theorem; None if an event has no estimate of mu."""
     squares = [(event.clt_mu_squared(line.relation), count) for event, count in line.entries]
     if any(square is None for square, _ in squares):
         return None
@@ -181,21 +179,22 @@ def _clt_mu(line: Line) -> float | None:
 
 
 def _with_noise(plan: Plan, noise: float | tuple[float, ...]) -> dict[str, Any]:
-    """Return {field name: part}, the plan's part that adds noise, with another noise multiplier, or one for every
-    silo.
-    """
+    """Return {name of the plan's field: part} for the part that adds noise, with other noise multiplier(s)."""
     name = "local" if isinstance(plan.bound, AlreadyPrivate) else "release"
     part = plan.local if name == "local" else plan.release
     return {name: part.with_noise_multipliers(noise) if isinstance(noise, tuple) else part.with_noise_multiplier(noise)}
 
 
 def noisier(plan: Plan, noise_multiplier: float | tuple[float, ...]) -> Plan:
-    """Return the plan with another noise multiplier, or with one for every silo."""
+    """Return a copy of the plan with another noise multiplier, or with one for each silo."""
     return replace(plan, **_with_noise(plan, noise_multiplier))
 
 
 def calibrate(plan: Plan, *, epsilon: float, delta: float | None = None, free: str = "noise_multiplier") -> Plan:
-    """Return the plan with its noise multiplier, rounds or cohort (`free`) changed to cost `epsilon` at `delta`."""
+    """Return a copy of the plan that costs at most `epsilon` at `delta`.
+
+    `free` names the quantity that is changed: "noise_multiplier", "rounds" or "cohort".
+    """
     delta = default_delta(plan.units) if delta is None else delta
     weakest = _weakest(plan, delta, free)
 
@@ -218,7 +217,7 @@ def calibrate(plan: Plan, *, epsilon: float, delta: float | None = None, free: s
 
 
 def _weakest(plan: Plan, delta: float, free: str) -> int:
-    """Return the silo with the largest epsilon; with one noise multiplier for all silos, that is the smallest silo."""
+    """Return the silo with the largest epsilon, which is the smallest silo if all have the same noise multiplier."""
     lines = plan.cost().of("models")
     if free == "noise_multiplier" or len(lines) == 1:
         return 0 if plan.local.reads is None else int(np.argmin(plan.local.reads.sizes))
@@ -226,10 +225,10 @@ def _weakest(plan: Plan, delta: float, free: str) -> int:
 
 
 def calibrate_silos(plan: Plan, budgets: Sequence[Budget]) -> Plan:
-    """Return the plan with a noise multiplier for every silo, so that each spends at most its own budget."""
+    """Return a copy of the plan with a noise multiplier for each silo, so that each spends at most its own budget."""
     if len(budgets) != plan.clients.population:
         found = f"{len(budgets)} budgets for {plan.clients.population} silos"
-        raise PlanError("calibration", found, "one budget per silo", "give as many budgets as silos")
+        raise PlanError("calibration", found, "one budget per silo", "pass as many budgets as silos")
     solved: dict[tuple[int, Budget], float] = {}
 
     def solve(silo: int, budget: Budget) -> float:
@@ -245,7 +244,7 @@ def calibrate_silos(plan: Plan, budgets: Sequence[Budget]) -> Plan:
 
 @dataclass(frozen=True)
 class Budget:
-    """The epsilon and delta that one client, or one record of a silo, may spend over the whole run."""
+    """Largest epsilon, at `delta`, that one client, or one record of a silo, may spend over the whole run."""
 
     epsilon: float
     delta: float
@@ -253,4 +252,4 @@ class Budget:
     def __post_init__(self) -> None:
         if not (0 < self.epsilon < math.inf and 0 <= self.delta < 1):
             found = f"a budget of epsilon {self.epsilon}, delta {self.delta}"
-            raise ConfigError(found, "epsilon above 0 and delta in [0, 1)", "set both in the silo's budget")
+            raise ConfigError(found, "a finite epsilon above 0, and delta in [0, 1)", "correct epsilon or delta")

@@ -1,4 +1,4 @@
-"""Composition: the cost of a run as events per adversary. `Plan.cost`, ledgers and certificates call it.
+"""Composition: the cost of a run as privacy events for each adversary. Called by `Plan.cost`, ledgers, certificates.
 
     models    sees every released model, nothing else
     cohort    also sees which clients took part in which round
@@ -8,8 +8,8 @@ Each adversary has the neighbouring relation that is valid for it. Forecast and 
 they differ only in `Participation`.
 
 Private hyperparameter selection (`Selection`, `sordino tune --private`): a trial draws a candidate with public
-probabilities, runs it and scores its release on public rows. All trials have one cost and their number is random and
-secret, so the best of them, with its candidate and score, costs `Tuned` of that cost (`renyi.Trials`).
+probabilities, runs it and scores its release on public rows. All trials have the same cost and their number is random
+and secret, so the best of them, with its candidate and score, costs the event `Tuned` (`renyi.Trials`).
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ if TYPE_CHECKING:
 Adversary = Literal["models", "cohort", "messages"]
 ADVERSARIES: tuple[Adversary, ...] = ("models", "cohort", "messages")
 Entries = tuple[tuple[Event, int], ...]  # events and their counts
-LOST = 1e-15  # of delta, for rounds of several steps that one draw decides
+LOST = 1e-15  # share of delta for rounds of several steps whose silo is drawn once
 
 
 @dataclass(frozen=True)
 class Participation:
     """Counts of a run's releases, from which its cost is computed.
 
-    max_participations   rounds that certainly included the client: by a public sampler, or counted where cohorts
-                         are visible
-    per_client           `max_participations` of every client, where cohorts are visible
+    releases             number of rounds, each counted as often as it was run
+    max_participations   largest number of rounds that certainly included one client: by a public sampler, or counted
+                         if cohorts are visible
+    per_client           such a number for each client, if cohorts are visible
     sampled_rounds       further rounds that include a client at random: in a forecast, or if cohorts are not recorded
     repeated             rounds (from 0) that were run again after a kill, with the same clients and records
     repeats              number of repeated rounds; may exceed the length of `repeated` by silos' receipts
     end_reveals_cohorts  whether a budget decides when the run ends, so that its end depends on the drawn cohorts
-    prepared             how often the releases before round 1 were made (more than once after a kill)
+    prepared             number of times that the releases before round 1 were made (more than one after a kill)
     first                round from which these releases are counted; not 0 for a part of a run
     """
 
@@ -70,7 +71,7 @@ class Participation:
 
     @classmethod
     def planned(cls, clients: Sampler, rounds: int, repeated: tuple[int, ...] = ()) -> Participation:
-        """Return the participation of a planned run of `rounds` rounds, with the given rounds repeated."""
+        """Return the participation of a planned run of `rounds` rounds, of which those in `repeated` are run again."""
         if not clients.random:
             sure, sampled = clients.participations_with_repeats(rounds, repeated), 0
         else:  # a random sampler that states no rate may include a client in every round
@@ -80,7 +81,7 @@ class Participation:
 
     @property
     def rounds(self) -> range:
-        """The rounds of these releases, one after the other."""
+        """Numbers of the rounds of these releases."""
         return range(self.first, self.first + self.releases)
 
     @property
@@ -94,19 +95,19 @@ class Participation:
         return max(self.releases - max(self.repeats, len(self.repeated)), 0)
 
     def patterns(self, clients: Sampler) -> Patterns:
-        """Return the patterns of rounds that one client may have been in, each round counted once."""
+        """Return the participation patterns of one client, with each round counted once."""
         times = self.max_participations + self.sampled_rounds
         return Patterns(max(self.distinct, 1), times, clients.min_separation or 1, clients.periodic)
 
     @property
     def if_always_sampled(self) -> Participation:
-        """Return the participation of a client that is included in every sampled round (the worst case)."""
+        """Participation of a client that is included in every sampled round, the worst case."""
         each, most = (count + self.sampled_rounds for count in self.per_client), self.max_participations
         return replace(self, max_participations=most + self.sampled_rounds, per_client=tuple(each), sampled_rounds=0)
 
 
 def repeated_rounds(charged: Iterable[int]) -> tuple[int, ...]:
-    """Return the repeated rounds of a log of charges, once for each repetition."""
+    """Return the rounds that occur several times among `charged`, once for each repetition."""
     found = Counter(charged)
     return tuple(sorted((found - Counter(set(found))).elements()))
 
@@ -115,7 +116,8 @@ def repeated_rounds(charged: Iterable[int]) -> tuple[int, ...]:
 class Line:
     """Privacy events that one adversary observes, with their counts, under one neighbouring relation.
 
-    The line holds for the units in `silos`, or for all units if `silos` is empty."""
+    The line holds for the units in `silos`, or for all units if `silos` is empty.
+    """
 
     adversary: Adversary
     relation: Relation
@@ -125,7 +127,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Cost:
-    """Privacy cost of a run: the events each adversary observes; neighbouring data sets differ in one `unit`.
+    """Privacy cost of a run: the events that each adversary observes, for neighbours that differ in one `unit`.
 
     If silos differ, an adversary has one line per kind of silo. Neighbours differ in one silo, so the line with the
     largest epsilon counts.
@@ -138,7 +140,7 @@ class Cost:
         return tuple(line for line in self.lines if line.adversary == adversary)
 
     def line(self, adversary: Adversary, silo: int = 0) -> Line:
-        """Return one adversary's line, or its line for `silo` where silos differ."""
+        """Return one adversary's line; if silos differ, its line for `silo`."""
         return next(line for line in self.of(adversary) if not line.silos or silo in line.silos)
 
 
@@ -146,11 +148,12 @@ class Cost:
 
 
 def client_cost(clients: Sampler, release: Release, participation: Participation, only: int | None = None) -> Cost:
-    """Return the cost of a client-level plan, or of one client; sampling amplifies where the cohort stays hidden.
+    """Return the cost of a client-level plan, or of the client `only`; sampling amplifies if cohorts are hidden.
 
     Against an adversary who sees the cohort the relation is zero-out or, if the sampler is public, replace-one. Rounds
     are separate events; under correlated noise all rounds are one event. If sampling amplifies correlated noise, the
-    sampler keeps a client's columns of C disjoint (`Release.check`), so that each of its rounds is one column.
+    columns of the strategy matrix C in a client's rounds are disjoint (`Release.check` ensures this), so that each of
+    its rounds is a separate event.
     """
     if release.correlated and not clients.amplifies:  # columns of C may overlap: no cost of single rounds
         participation = participation.if_always_sampled
@@ -174,7 +177,7 @@ def client_cost(clients: Sampler, release: Release, participation: Participation
 
 
 def _rounds(clients: Sampler, event: Event, participation: Participation, client: int | None = None) -> Entries:
-    """Return one client's events: `event` for rounds that certainly included it, `PubliclySampled` for random ones."""
+    """Return one client's events: `event` for rounds that certainly included it, `PubliclySampled` for sampled ones."""
     own = client is not None and participation.per_client
     sure = participation.per_client[client or 0] if own else participation.max_participations
     if not participation.sampled_rounds:
@@ -185,9 +188,9 @@ def _rounds(clients: Sampler, event: Event, participation: Participation, client
 
 
 def _with_repeats(release: Release, allowed: Patterns, participation: Participation) -> Entries:
-    """Return the events of all rounds; under correlated noise, one more event for every repeated round.
+    """Return the events of all rounds; if noise is correlated, with one more event for each repeated round.
 
-    With independent noise per round, `max_participations` already includes the repeated rounds.
+    If noise is independent, `max_participations` includes the repeated rounds.
     """
     entries, repeats = release.run_events(allowed), max(participation.repeats, len(participation.repeated))
     return (*entries, (release.repeated_event(allowed), repeats)) if release.correlated and repeats else entries
@@ -202,7 +205,7 @@ def _kept_bins(clients: Sampler, release: Release, participation: Participation)
 
 
 def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *own: tuple[float, ...]) -> range:
-    """Return the clients whose cost must be computed: all if their costs may differ, otherwise one."""
+    """Return the clients whose cost must be computed: all if costs may differ, otherwise one."""
     if only is not None:
         return range(only, only + 1)
     differ = any(len(each) > 1 for each in own) or bool(foreign(parts))
@@ -210,9 +213,7 @@ def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *o
 
 
 def _message_cost(clients: Sampler, release: Release, participation: Participation, only: int | None) -> Cost:
-    """Return the cost of a plan in which every client adds its own noise: a line per noise level and number of
-    rounds.
-    """
+    """Return the cost of a plan whose clients add their own noise: a line per noise level and number of rounds."""
     kinds: dict[Entries, list[int]] = {}
     for client in _one_of_each(clients, only, (release,), release.noise_multipliers, participation.per_client):
         rounds = _rounds(clients, release.own_event(client), participation, client)
@@ -231,7 +232,7 @@ def _message_cost(clients: Sampler, release: Release, participation: Participati
 def record_cost(
     clients: Sampler, local: LocalSolver, release: Release, participation: Participation, only: int | None = None
 ) -> Cost:
-    """Return the cost of a record-level plan, or of one silo; only the sampling of records amplifies."""
+    """Return the cost of a record-level plan, or of the silo `only`; only the sampling of records amplifies."""
     reads = _record_sampler(local)
     kinds: dict[tuple[Entries, ...], list[int]] = {}
     if release.correlated:  # rounds that share their noise have no cost of single rounds
@@ -255,7 +256,6 @@ def _record_sampler(local: LocalSolver) -> RecordSampler:
 def _silo_cost(
     clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int
 ) -> tuple[Entries, ...]:
-    """Return the events of one record of a silo, for each adversary."""
     times = reads_of(clients, local, release, participation, silo)
     if release.correlated:
         rounds = max(participation.distinct, 1)
@@ -287,7 +287,7 @@ def _silos_are_seen(clients: Sampler, release: Release) -> bool:
 
 
 def _steps(local: LocalSolver) -> int:
-    """Return how many releases one round makes of a record."""
+    """Return the number of releases that read one record in one round."""
     spent = local.bound()
     return spent.count if isinstance(spent, AlreadyPrivate) else 1
 
@@ -297,8 +297,8 @@ def _record_rounds(
 ) -> Entries:
     """Return the events of `times` certain reads of one record, and of rounds that include its silo at random.
 
-    All steps of a round share one draw of the silo: k rounds are charged, and P[Bin(rounds, rate) > k] <= 1e-15 is
-    added to delta.
+    All steps of a round share one draw of the silo. So k rounds with P[Bin(rounds, rate) > k] <= 1e-15 are charged, and
+    1e-15 is added to delta.
     """
     reads, steps, rate = _record_sampler(local), _steps(local), clients.inclusion_rate
     assert rate is not None
@@ -314,13 +314,13 @@ def _record_rounds(
 
 
 def record_patterns(clients: Sampler, local: LocalSolver, releases: int, times: int, silo: int) -> Patterns:
-    """Return the participation patterns of one record: separated by its silo's sampling or by its batches."""
+    """Return the participation patterns of one record, separated by the sampling of silos or by disjoint batches."""
     apart = max(clients.min_separation or 1, _record_sampler(local).min_separation(silo) or 1)
     return Patterns(max(releases, times, 1), times, apart)
 
 
 def reads_of(clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int) -> int:
-    """Return the largest number of releases that one record of a silo may have been in."""
+    """Return the largest number of releases that may have read one record of a silo."""
     reads, steps, seen = _record_sampler(local), _steps(local), _silos_are_seen(clients, release)
     rounds = participation.max_participations if seen else participation.releases
     rounds = participation.per_client[silo] if seen and participation.per_client else rounds
@@ -343,11 +343,11 @@ def _read_again(local: LocalSolver, participation: Participation, steps: int, si
     return most.total() + (unnamed * reads.max_repeated_reads(steps, silo) if unnamed else 0)
 
 
-# ---- how often independent sampling includes one client --------------------------------------------------------------
+# ---- number of rounds in which independent sampling includes one client ----------------------------------------------
 
 
 def binomial_most(population: int, rounds: int, rate: float) -> int:
-    """Return the smallest k with population * P[Bin(rounds, rate) > k] <= 1e-6: for a forecast, never for a cost."""
+    """Return the smallest k with population * P[Bin(rounds, rate) > k] <= 1e-6, for forecasts only."""
     return binomial_quantile(rounds, rate, 1e-6 / population)
 
 
@@ -361,7 +361,7 @@ def binomial_quantile(rounds: int, rate: float, tail: float) -> int:
 
 
 def binomial_within(allowed: NDArray[np.int64], rounds: int, rate: float) -> NDArray[np.float64]:
-    """Return P[Bin(rounds, rate) <= allowed]."""
+    """Return P[Bin(rounds, rate) <= k] for each k in `allowed`."""
     return np.asarray(bdtr(np.minimum(allowed, rounds), rounds, rate))
 
 
@@ -369,15 +369,15 @@ def binomial_within(allowed: NDArray[np.int64], rounds: int, rate: float) -> NDA
 
 
 def has_curator(unit: Protected, release: Release) -> bool:
-    """Return whether a trusted curator adds noise to the sum of messages; otherwise every client adds its own noise."""
+    """Return whether a trusted curator adds noise to the sum of messages; if not, each client adds its own noise."""
     return unit == "client" and not release.message_event().protects
 
 
 def with_preparations(cost: Cost, prepare: tuple[Preparation, ...], release: Release, times: int) -> Cost:
-    """Return the cost with the releases before round 1 (column histograms) added, `times` times.
+    """Return the cost with the releases before round 1 (column histograms) added, each `times` times.
 
     These releases use all units, so sampling does not amplify them. If a curator adds noise to the sum, an adversary
-    who reads messages sees them without noise.
+    who sees messages sees the histograms without noise.
     """
     if not prepare:
         return cost
@@ -392,9 +392,7 @@ def with_preparations(cost: Cost, prepare: tuple[Preparation, ...], release: Rel
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Private selection of the best trial: names of the tuned settings (`over`), the score (`by`), and its ledger
-    `id`.
-    """
+    """Private selection of the best trial: names of the tuned settings (`over`), score (`by`), and `id` in ledgers."""
 
     id: str
     trials: Trials
@@ -411,7 +409,7 @@ class Selection:
 
 
 def cost_of_best(cost: Cost, selection: Selection | None) -> Cost:
-    """Return the cost of the best of many trials from the cost of one; without a selection, the cost unchanged."""
+    """Return the cost of the best of many trials from the cost of one trial; the same cost if `selection` is None."""
     if selection is None:
         return cost
     lines = []
@@ -419,11 +417,9 @@ def cost_of_best(cost: Cost, selection: Selection | None) -> Cost:
         entries = tuple((event, count) for event, count in line.entries if count)
         if entries and all(event.protects for event, _ in entries):
             if len(entries) > 1:
-                found, fix = (
-                    f"a trial whose cost has {len(entries)} kinds of events",
-                    "tune on public data: sordino tune without --private",
-                )
-                raise PlanError("tuning", found, "trials with a single kind of event, which private tuning needs", fix)
+                found = f"a trial whose cost has {len(entries)} kinds of events"
+                fix = "tune on public data: sordino tune without --private"
+                raise PlanError("tuning", found, "trials with a single kind of event for private tuning", fix)
             ((event, count),) = entries
             line = replace(line, entries=((Tuned(event, count, selection.trials), 1),))
         lines.append(line)

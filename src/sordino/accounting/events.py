@@ -1,12 +1,12 @@
 """Privacy events: descriptions of releases, from which `accountant` computes epsilon. The parts of a plan create them.
 
-Noise multipliers are relative to the message's bound (the unit ball), for a sensitivity of 1. Where a client may be
+Noise multipliers are relative to the message's bound (the unit ball), for a sensitivity of 1. If a client may be
 replaced, not only removed, the sensitivity is 2.
 
 An event bounds its privacy loss by three methods:
 
-    pairs  distributions that dominate one release in both orders of neighbours (`pairs`); composed exactly
-    mu     a Gaussian release N(mu, 1) against N(0, 1) that dominates it, if there is one
+    pairs  dominating pairs of one release in both orders of neighbours (module `pairs`), which compose exactly
+    mu     mu of a Gaussian release N(mu, 1) against N(0, 1) that dominates the event, if there is one
     pure   the largest privacy loss, if there is one
 
 An event without pairs has no bound, and no plan can be built with it; only the best of many trials (`Tuned`) is bounded
@@ -39,13 +39,13 @@ def sensitivity(relation: Relation) -> float:
 class Event(Part):
     """Base class of all privacy events: one release, as one adversary observes it.
 
-    protects       whether the release guarantees anything; False: epsilon is infinite
-    is_gaussian    whether the release is Gaussian noise itself, so that `mu` is exact
-    proved_pair    the (epsilon, delta) that was proved by other means, if nothing else is known about the release
-    only_renyi     whether Renyi divergences alone bound the release: it has no dominating pair
+    protects       whether the release has a guarantee; if not, epsilon is infinite
+    is_gaussian    whether the release is Gaussian noise, so that `mu` is exact
+    proved_pair    (epsilon, delta) of a release about which nothing else is known, else None
+    only_renyi     whether only Renyi divergences bound the release, which then has no dominating pair
     spends_delta   whether its dominating pair uses a share of delta (`pairs`)
-    messages       number of noised messages in the release, where the sum of their noise cannot be drawn at once
-    inclusion      P[the unit is in the release], where that amplifies; None: not stated
+    messages       number of noised messages in the release, if their noise cannot be drawn as one sum
+    inclusion      P[the unit is in the release], if sampling amplifies; None: not known
     seen_sampling  (rate, event of a round that includes the unit), if the adversary sees which rounds include it
     """
 
@@ -59,9 +59,9 @@ class Event(Part):
     seen_sampling: tuple[float, Event] | None = None
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
-        """Return dominating pairs, each a valid bound; an empty tuple if there is no proof by privacy losses.
+        """Return dominating pairs, each of which gives a valid bound; an empty tuple if none is known.
 
-        `share` is the part of delta that one release may use up by `Pair.total_variation`.
+        `share` is the part of delta that one release may use for `Pair.total_variation`.
         """
         return ()
 
@@ -78,7 +78,7 @@ class Event(Part):
         return None
 
     def clt_mu_squared(self, relation: Relation) -> float | None:
-        """Estimate mu^2 of one of many rounds by the central limit theorem (Bu, Dong, Long, Su 2020); not a bound."""
+        """Estimate mu^2 of one of many rounds by the central limit theorem (Bu, Dong, Long, Su 2020), not a bound."""
         size = min(self.mu(relation), self.pure(relation))
         return size**2 if size < 1e150 else None
 
@@ -97,7 +97,7 @@ class GaussianNoise(Event, kind="gaussian"):
         return (Orders.symmetric(pairs.Gauss(self.mu(relation))),)
 
     def mu(self, relation: Relation) -> float:
-        """Return sensitivity / noise multiplier, at most 1e300."""
+        """Return mu = sensitivity / noise multiplier, at most 1e300."""
         noise = self.noise_multiplier
         return min(sensitivity(relation) / noise, 1e300) if noise > 0 else 1e300
 
@@ -107,7 +107,7 @@ class GaussianNoise(Event, kind="gaussian"):
 
 @dataclass(frozen=True)
 class LaplaceNoise(Event, kind="laplace"):
-    """Release x + Laplace(noise_multiplier) per coordinate of a vector x with L1 sensitivity 1."""
+    """Release of a vector x with L1 sensitivity 1, plus Laplace noise of scale noise_multiplier per coordinate."""
 
     noise_multiplier: float
 
@@ -123,24 +123,21 @@ class LaplaceNoise(Event, kind="laplace"):
 
 
 class _Amplified(Event):
-    """Base of events amplified by secret sampling: `event` on a cohort that includes a unit with probability
-    `inclusion`.
-    """
+    """Base of events amplified by secret sampling; a cohort includes a unit with probability `inclusion`."""
 
     event: Event
 
     def clt_mu_squared(self, relation: Relation) -> float | None:
-        """Return q^2 (exp(mu^2) - 1), with mu of the event before sampling."""
+        """Return the estimate q^2 (exp(mu^2) - 1), with q the probability of inclusion and mu before sampling."""
         inner = self.event.clt_mu_squared(relation)
         return None if inner is None or self.inclusion is None else self.inclusion**2 * math.expm1(min(inner, 100.0))
 
 
 @dataclass(frozen=True)
 class PoissonSampled(_Amplified, kind="poisson_sampled"):
-    """Poisson sampling of `event`: each unit is in the cohort with probability `rate`, and the adversary sees no
-    cohort.
+    """Poisson sampling of `event`: each unit is in the cohort with probability `rate`; the adversary sees no cohort.
 
-    `event` must state one dominating pair for both orders of neighbours that is its own mirror image: (P, Q) and (Q, P)
+    `event` must have one dominating pair for both orders of neighbours that is its own mirror image: (P, Q) and (Q, P)
     have the same privacy curve. Guarantee: `pairs.poisson_sampled` dominates if a unit is added, removed or zeroed out.
     Replace-one is accounted for Gaussian noise only.
     """
@@ -153,14 +150,14 @@ class PoissonSampled(_Amplified, kind="poisson_sampled"):
         return self.rate
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
-        """Return the pair (1-q) Q + q P against Q; for replace_one against (1-q) Q + q P', with P' = P mirrored."""
+        """Return (1-q) Q + q P against Q or, under replace_one, against (1-q) Q + q P', P' the mirror image of P."""
         if relation != "replace_one":
             return tuple(pairs.poisson_sampled(self.rate, pair) for pair in _mirror_pairs(self.event, relation, share))
         gaussian = self.event.is_gaussian
         return (Orders.symmetric(pairs.Swapped(self.rate, self.event.mu("add_remove"))),) if gaussian else ()
 
     def mu(self, relation: Relation) -> float:
-        """Return mu of a unit that is always included: a bound by joint convexity."""
+        """Return mu of a release that always includes the unit, which is a bound by joint convexity."""
         return self.event.mu(relation)
 
     def renyi(self, relation: Relation) -> Array | None:
@@ -168,7 +165,7 @@ class PoissonSampled(_Amplified, kind="poisson_sampled"):
         return renyi.poisson_gaussian(self.rate, self.event.mu(relation)) if known else None
 
     def pure(self, relation: Relation) -> float:
-        """Return log(1 + q (exp(loss) - 1)): the largest loss of a mixture with weight q, in either order."""
+        """Return log(1 + q (exp(l) - 1)), the largest loss after sampling at rate q if it is l before sampling."""
         loss = self.event.pure(relation)
         mixed = math.log1p(self.rate * math.expm1(loss)) if loss < 700 else loss
         return math.inf if relation == "replace_one" else mixed
@@ -176,7 +173,7 @@ class PoissonSampled(_Amplified, kind="poisson_sampled"):
 
 @dataclass(frozen=True)
 class CappedPoisson(_Amplified, kind="capped_poisson"):
-    """Poisson sampling truncated to a uniform subset of at most `cap` units, with Gaussian noise."""
+    """Poisson sampling truncated to a uniformly random subset of at most `cap` units, with Gaussian noise."""
 
     rate: float
     population: int
@@ -195,14 +192,13 @@ class CappedPoisson(_Amplified, kind="capped_poisson"):
         return (pairs.capped(self.rate, self.population, self.cap, mu, replaced=replaced, removed=removed),)
 
     def mu(self, relation: Relation) -> float:
-        """Return mu of a replacement, the worst case: sensitivity 2."""
+        """Return mu under replacement (sensitivity 2), the worst case."""
         return self.event.mu("replace_one") if self.event.is_gaussian else math.inf
 
 
 @dataclass(frozen=True)
 class FixedSampled(_Amplified, kind="fixed_sampled"):
-    """Sampling without replacement of `event`: a uniform cohort of `cohort` among `population` units, hidden from the
-    adversary."""
+    """Sampling without replacement of `event`: a secret, uniformly random cohort of `cohort` of `population` units."""
 
     population: int
     cohort: int
@@ -217,10 +213,10 @@ class FixedSampled(_Amplified, kind="fixed_sampled"):
         return self.event.spends_delta
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
-        """Return the amplified curve and its mirror image (`pairs.Mirrored`), where a unit is replaced.
+        """Return the pair `pairs.Mirrored` under replace_one; other relations have none.
 
-        A cohort with the unit differs from one without it by a replacement, too. So a pair that dominates replacements
-        in both orders is all that the theorem needs.
+        A cohort with the unit and one without it also differ by a replacement. So the theorem needs only a pair that
+        dominates replacements in both orders.
         """
         if relation != "replace_one":
             return ()
@@ -242,12 +238,12 @@ class FixedSampled(_Amplified, kind="fixed_sampled"):
 
 @dataclass(frozen=True)
 class Allocated(_Amplified, kind="allocated"):
-    """Random allocation: one pass of `bins` rounds of `event`. Each unit is in exactly one of them, drawn uniformly and
-    independently of other units and passes, and the adversary sees no cohort.
+    """Random allocation: one pass of `bins` rounds of `event`, of which each unit is in exactly one.
 
+    The unit's round is drawn uniformly and independently of other units and passes, and the adversary sees no cohort.
     Guarantee: `allocation.allocated` dominates the whole pass if a unit is added, removed or zeroed out and the noise
-    is Gaussian. For any other noise or relation the pass costs at most one round with the unit: the bin is the same for
-    both neighbours, and delta is jointly convex.
+    is Gaussian. For any other noise or relation the pass costs at most one round with the unit: the unit's round is the
+    same for both neighbours, and delta is jointly convex.
     """
 
     bins: int
@@ -256,7 +252,7 @@ class Allocated(_Amplified, kind="allocated"):
     def __post_init__(self) -> None:
         if not 1 <= self.bins <= allocation.MOST_BINS:
             found = f"an allocated event with bins = {brief_repr(self.bins)}"
-            raise ConfigError(found, f"a number of bins from 1 to {allocation.MOST_BINS:,}")
+            raise ConfigError(found, f"a number of bins from 1 to {allocation.MOST_BINS:,}", "correct bins")
 
     @property
     def protects(self) -> bool:  # type: ignore[override]
@@ -283,11 +279,11 @@ class Allocated(_Amplified, kind="allocated"):
         return self.event.pure(relation)
 
     def renyi(self, relation: Relation) -> Array | None:
-        """Return the divergences of one round with the unit: a bound, since they are jointly quasi-convex."""
+        """Return the divergences of one round with the unit, a bound since divergences are jointly quasi-convex."""
         return self.event.renyi(relation)
 
     def clt_mu_squared(self, relation: Relation) -> float | None:
-        """Return (exp(mu^2) - 1) / bins, the variance of dP/dQ under Q."""
+        """Return the estimate (exp(mu^2) - 1) / bins, the variance of dP/dQ under Q."""
         inner = self.event.clt_mu_squared(relation)
         return None if inner is None else math.expm1(min(inner, 100.0)) / self.bins
 
@@ -356,9 +352,9 @@ class PubliclySampled(Event, kind="publicly_sampled"):
 
         delta(e) = rate delta_event(e) + (1 - rate) (1 - exp(e))_+
 
-    Guarantee: averaged over the sampling, which depends on no data. The mixture of pairs dominates and composes like
-    any pair: T of them are sum_k Bin(T, rate)(k) delta_k(e), delta_k that of k rounds. Costs use it only for neighbours
-    with the same cohorts: a client is zeroed out or replaced there, never added or removed.
+    The guarantee is averaged over the sampling, which depends on no data. The mixture of pairs dominates and composes
+    like any pair: T rounds have sum_k Bin(T, rate)(k) delta_k(e), with delta_k for k rounds that include the unit. It
+    is used only for neighbours with the same cohorts: a client is zeroed out or replaced, never added or removed.
     """
 
     rate: float
@@ -366,7 +362,8 @@ class PubliclySampled(Event, kind="publicly_sampled"):
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
-            raise ConfigError(f"a publicly sampled event with rate {brief_repr(self.rate)}", "a rate between 0 and 1")
+            found = f"a publicly sampled event with rate {brief_repr(self.rate)}"
+            raise ConfigError(found, "a rate between 0 and 1", "correct the rate; at rate 1 use the event itself")
 
     @property
     def protects(self) -> bool:  # type: ignore[override]
@@ -414,7 +411,7 @@ class Shuffled(Event, kind="shuffled"):
         return self.reports
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
-        """Return the pairs of one message (shuffling is post-processing), and clones of (epsilon0, delta0)."""
+        """Return the pairs of one message, since shuffling is post-processing, and those of `pairs.clones`."""
         if relation != "replace_one" or not self.event.protects:
             return ()
         local = [(self.event.pure(relation), 0.0)]
@@ -437,7 +434,7 @@ class Shuffled(Event, kind="shuffled"):
 
 @dataclass(frozen=True)
 class Approximate(Event, kind="approximate"):
-    """A release that was proved (epsilon, delta)-DP by other means."""
+    """Release that was proved (epsilon, delta)-DP by other means."""
 
     epsilon: float
     delta: float = 0.0
@@ -457,8 +454,8 @@ class Approximate(Event, kind="approximate"):
 class Tuned(Event, kind="tuned"):
     """Private selection: the best of a random number of trials (`trials`), each of which costs `count` times `event`.
 
-    Only the best trial is released; if all trials are published, their costs compose instead. The bound is by Renyi
-    divergences, so `event` must have one.
+    Only the best trial is released; if all trials are published, their costs compose instead. The bound uses the Renyi
+    divergences of `event`, which must have them.
     """
 
     event: Event
@@ -469,7 +466,8 @@ class Tuned(Event, kind="tuned"):
     def __post_init__(self) -> None:
         if self.count < 1 or self.event.only_renyi:
             found = f"a trial that costs {self.count} times {self.event.kind!r}"
-            raise ConfigError(found, "a count of at least 1, and an event that is not itself `Tuned`")
+            needed = "a count of at least 1, and an event that is not itself `Tuned`"
+            raise ConfigError(found, needed, "correct the count or the event")
 
     @property
     def protects(self) -> bool:  # type: ignore[override]
@@ -482,7 +480,7 @@ class Tuned(Event, kind="tuned"):
 
 @dataclass(frozen=True)
 class Unprotected(Event, kind="unprotected"):
-    """A release with no guarantee: epsilon is infinite."""
+    """Release without any guarantee: its epsilon is infinite."""
 
     protects = False
 
@@ -491,10 +489,10 @@ class Unprotected(Event, kind="unprotected"):
 
 
 def _mirror_pairs(event: Event, relation: Relation, share: float) -> tuple[pairs.Pair, ...]:
-    """Return the pairs of an event that can be amplified by sampling: valid in both orders, and symmetric.
+    """Return the pairs of an event that dominate both orders of neighbours and are symmetric.
 
-    The proofs need only a pair that dominates both orders. Symmetry is required as a safeguard, because an asymmetric
-    pair was most likely proved for one order only.
+    The proofs of amplification need only domination. Symmetry is required as a safeguard, because an asymmetric pair
+    was most likely proved for one order only.
     """
     found = event.pairs(relation, share) if event.protects else ()
     return tuple(one.removed for one in found if one.removed == one.added and pairs.is_own_mirror(one.removed))
@@ -504,11 +502,11 @@ def no_bound(event: Event, relation: Relation) -> PlanError:
     """Return the error for an event that has no bound under a neighbouring relation."""
     found = f"no privacy bound for {event} under {relation} neighbours"
     needed = "an event with a dominating pair; a sampled event needs a pair that is its own mirror image"
-    return PlanError("accounting", found, needed)
+    return PlanError("accounting", found, needed, "use Gaussian noise, another sampler, or another release")
 
 
 def has_bound(event: Event, relation: Relation) -> bool:
-    """Return whether an event has a bound (possibly infinite) for neighbours that differ by `relation`."""
+    """Return whether an event has a bound, which may be infinite, under a neighbouring relation."""
     if not event.protects:
         return True
     return event.renyi(relation) is not None if event.only_renyi else bool(event.pairs(relation))

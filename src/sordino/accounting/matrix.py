@@ -1,9 +1,10 @@
-"""Matrix mechanisms: strategy matrices C of correlated noise C^-1 Z, and their optimisation. `parts` calls it.
+"""Matrix mechanisms: strategy matrices C of correlated noise C^-1 Z, and their optimisation. Called by `parts`.
 
-A run releases C X + Z, row by row, where row t of X is the sum of round t's messages; the models are post-processing
-of it. Equivalently, X + C^-1 Z is each round's sum with noise that later rounds partly cancel. One client changes C X
-by at most  ||sum_{t in its rounds} C[:, t] u_t||,  ||u_t|| <= 1: the sensitivity (`sensitivity`).
-C is lower triangular and, except for the binary tree, Toeplitz, given by its first column c.
+A run releases C X + Z, row by row, where row t of X is the sum of round t's messages and Z is white noise; the models
+are post-processing of it. Equivalently, X + C^-1 Z is each round's sum with noise that later rounds partly cancel. One
+client changes C X by at most  ||sum_{t in its rounds} C[:, t] u_t||,  ||u_t|| <= 1, the sensitivity (`sensitivity`).
+C is lower triangular and, except for the binary tree, Toeplitz, given by its first column c. The server's workload A
+maps the sums of T rounds to the models.
 
 Bands and buffers are found by L-BFGS with an explicit gradient. The objective is
 
@@ -13,15 +14,13 @@ as scaling C changes neither the noise of the models nor the privacy. With m = A
 
     d r = - r r d c,    so    grad_c = - correlate(r r, grad_r),   grad_r = correlate(A, grad_m).
 
-Bands that drift over a run: column s of P is c + sqrt(s / T) d, cut off at the last round, and C = P N^-1.
-
-N has the lengths of P's columns, so all columns of C have length 1 and, where bands do not overlap, no choice of c and
-d changes the sensitivity. The objective is  log mean_t ||row t of A N P^-1||^2.  With R = P^-1, M = A N R,
-L = P^-T N A^T M,
+Bands that drift over a run: column s of P is c + sqrt(s / T) d, cut off at the last round, and C = P N^-1, where N has
+the lengths of P's columns. So all columns of C have length 1 and, if bands do not overlap, no choice of c and d changes
+the sensitivity. The objective is  log mean_t ||row t of A N P^-1||^2.  With R = P^-1, M = A N R, L = P^-T N A^T M,
 
     grad P_{s+j, s} = -2 sum_u L_{s+j, u} R_{s, u} + 2 (sum_u (A^T M)_{s, u} R_{s, u}) P_{s+j, s} / N_s.
 
-The terms of the sums over u are smooth in u, so every block of rounds is represented by its middle round.
+The terms of the sums over u are smooth in u, so each block of rounds is approximated by its middle round.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ def product(a: Floats, b: Floats, rounds: int) -> Floats:
 
 
 def correlate(a: Floats, b: Floats) -> Floats:
-    """Return the correlation x_s = sum_{u >= s} a_{u-s} b_u."""
+    """Return the correlation x of two vectors: x_s = sum_{u >= s} a_{u-s} b_u."""
     return product(a, b[::-1], len(b))[::-1]
 
 
 def inverse(column: Floats, rounds: int) -> Floats:
-    """Return the first column of C^-1: r_0 = 1/c_0, r_t = -sum_{j=1} c_j r_{t-j} / c_0. O(rounds * bands)."""
+    """Return the first column r of C^-1 from that of C, c: r_0 = 1/c_0, r_t = -sum_{j >= 1} c_j r_{t-j} / c_0."""
     bands = min(len(column), rounds)
     if bands == 1:
         return padded(np.array([1.0 / column[0]]), rounds)
@@ -66,16 +65,22 @@ def inverse(column: Floats, rounds: int) -> Floats:
 
 
 def square_root(rounds: int) -> Floats:
-    """Return c of the square root C of the prefix-sum matrix: c_t = c_{t-1} (2t - 1)/(2t)  (Fichtenberger 2023)."""
+    """Return the first column c of the square root of the prefix-sum matrix (Fichtenberger et al. 2023).
+
+    c_0 = 1,   c_t = c_{t-1} (2t - 1)/(2t)
+    """
     steps = np.arange(1, rounds, dtype=np.float64)
     return np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])
 
 
 def workload(rounds: int, momentum: float = 0.0, decay: float = 0.0) -> Floats:
-    """Return the first column of the server's workload A: model w_t = sum_{s <= t} A_{t-s} (sum of round s).
+    """Return the first column a of the server's workload A: the model after round t is sum_{s <= t} a_{t-s} x_s.
 
-    a_t = a_{t-1} + v_t,  v_t = momentum v_{t-1} + [t = 0] - decay a_{t-1};  decay is weight decay times the step. Sums
-    of equal steps are ones; heavy-ball momentum m alone gives 1, 1 + m, 1 + m + m^2, ...
+    x_s is the sum of round s. With a_{-1} = v_{-1} = 0,
+
+    a_t = a_{t-1} + v_t,   v_t = momentum v_{t-1} + [t = 0] - decay a_{t-1},   decay = weight decay times step size.
+
+    Plain SGD gives 1, 1, 1, ...; heavy-ball momentum m alone gives 1, 1 + m, 1 + m + m^2, ...
     """
     start = np.zeros(rounds)
     start[0] = 1.0
@@ -83,7 +88,10 @@ def workload(rounds: int, momentum: float = 0.0, decay: float = 0.0) -> Floats:
 
 
 def errors(column: Floats, rounds: int, work: Floats | None = None) -> Floats:
-    """Return the noise variance of every model, ||row t of A C^-1||^2, for noise Z of variance 1."""
+    """Return the noise variance of each model, ||row t of A C^-1||^2, for noise Z of variance 1.
+
+    `column` is the first column of C, `work` that of the workload A, by default prefix sums.
+    """
     work = np.ones(rounds) if work is None else work
     made = product(work, inverse(column, rounds), rounds)
     return np.asarray(np.cumsum(made**2))
@@ -94,9 +102,7 @@ def errors(column: Floats, rounds: int, work: Floats | None = None) -> Floats:
 
 @dataclass(frozen=True)
 class Goal:
-    """Objective of the strategy optimisation: participation patterns, and the server's workload A (column [T] or
-    matrix).
-    """
+    """Objective of the strategy optimisation: participation patterns, and the workload A (its first column or all)."""
 
     patterns: Patterns
     work: Floats
@@ -106,11 +112,10 @@ class Goal:
         return self.patterns.rounds
 
     def forgetting(self, share: float | None) -> Goal:
-        """Return the goal with workload A_ts (1 - share)^(t - s), which models that training removes this share of
-        earlier noise in each round.
+        """Return the objective with workload A_ts (1 - share)^(t - s), by default with share 2 / rounds.
 
-        Default 2 / rounds. Gradient steps reduce noise in directions where the loss is curved (Koloskova 2023), and
-        noise in flat directions does no harm; little of the first round's noise is left at the end of a long run.
+        It models that each round of training removes this share of earlier noise: gradient steps reduce noise in
+        directions in which the loss is curved (Koloskova et al. 2023), and noise in flat directions does no harm.
         """
         remaining = 1.0 - (2.0 / max(self.rounds, 2) if share is None else share)
         age = np.arange(self.rounds)
@@ -119,7 +124,7 @@ class Goal:
         return replace(self, work=self.work * remaining**age)
 
     def error(self, column: Floats) -> tuple[float, Floats]:
-        """Return mean_t ||row t of A C^-1||^2 and its gradient in c."""
+        """Return mean_t ||row t of A C^-1||^2 and its gradient in c, the first column of C (`column`)."""
         r = inverse(column, self.rounds)
         if self.work.ndim == 1:
             made, weight = product(self.work, r, self.rounds), np.arange(self.rounds, 0, -1) / self.rounds
@@ -132,7 +137,7 @@ class Goal:
         return value, -correlate(product(r, r, self.rounds), slope)
 
     def squared(self, column: Floats) -> tuple[float, Floats]:
-        """Return the squared sensitivity of the earliest (worst) pattern, and its gradient in c."""
+        """Return the squared sensitivity of the earliest (worst) pattern, and its gradient in c (`column`)."""
         column = padded(column, self.rounds)
         apart = self.patterns.min_separation
         if np.count_nonzero(column) <= apart and not column[apart:].any():
@@ -147,7 +152,7 @@ class Goal:
         return float(total @ total), slope
 
     def loss(self, column: Floats) -> tuple[float, Floats]:
-        """Return the objective log sens^2 + log error and its gradient in c; the value `BAD` if C^-1 overflows."""
+        """Return the objective log sens^2 + log error and its gradient in c; its value is `BAD` if C^-1 overflows."""
         with np.errstate(over="ignore", invalid="ignore"):
             (error, by_error), (size, by_size) = self.error(column), self.squared(column)
         if not (np.isfinite(error) and np.isfinite(by_error).all()):
@@ -164,9 +169,7 @@ def _least(
 
 
 def best_bands(goal: Goal, bands: int) -> Floats:
-    """Return the first `bands` entries of the optimal column c; the search begins at the square root of the prefix
-    sums.
-    """
+    """Return the optimal first column c of C with `bands` entries; the search begins at `square_root`."""
     bands = min(bands, goal.rounds)
 
     def loss(rest: Floats) -> tuple[float, Floats]:
@@ -178,7 +181,7 @@ def best_bands(goal: Goal, bands: int) -> Floats:
 
 @dataclass(frozen=True)
 class Buffers:
-    """Strategy c_0 = 1, c_t = sum_j weights_j decays_j^(t-1), whose noise needs one state vector (buffer) per term."""
+    """Strategy with c_0 = 1, c_t = sum_j weights_j decays_j^(t-1), whose noise needs one state vector per term."""
 
     weights: tuple[float, ...]
     decays: tuple[float, ...]
@@ -189,10 +192,10 @@ class Buffers:
 
 
 def best_buffers(goal: Goal, buffers: int) -> Buffers:
-    """Return the optimal `Buffers` strategy; nonnegative weights with sum at most 1 keep its column decreasing.
+    """Return the optimal strategy with this number of `buffers`; positive weights with sum at most 1 make c decrease.
 
-    The search is over unbounded numbers x, y: weights = exp(x), decays = 1 / (1 + exp(-y)). It begins with decays
-    spread evenly in log(1 - decay), and with weights that add up to 1/2 like the square root's.
+    The search is over numbers x, y with weights = exp(x), decays = 1 / (1 + exp(-y)). It begins with decays spread
+    evenly in log(1 - decay), and with weights that add up to 1/2, as c_1 of `square_root`.
     """
 
     def read(x: Floats) -> tuple[Floats, Floats]:
@@ -216,30 +219,30 @@ def best_buffers(goal: Goal, buffers: int) -> Buffers:
 
 
 def drift_shares(rounds: int, ends: int) -> Floats:
-    """Return sqrt(s / T) for each column s: the weight of d in that column's bands, with T = `ends` rounds."""
+    """Return sqrt(s / T) for each column s, the weight of d in that column of P, with T = `ends` rounds."""
     return np.sqrt(np.arange(rounds) / ends)
 
 
 def columns(first: Floats, drift: Floats, rounds: int, ends: int) -> Floats:
-    """Return the bands of P as [rounds, bands]: each column from its diagonal down, also beyond the last round."""
+    """Return the bands of P as [rounds, bands]: row s has column s from the diagonal down, also past the last round."""
     return (first + drift_shares(rounds, ends)[:, None] * drift)[:, :rounds]
 
 
 def lengths(made: Floats, ends: int) -> Floats:
-    """Return N, the 2-norm of every column of P, cut off after `ends` rounds."""
+    """Return N, the 2-norms of the columns of P (bands `made`), cut off after `ends` rounds."""
     left = np.minimum(ends - np.arange(len(made)), made.shape[1])
     return np.asarray(np.sqrt(np.cumsum(made**2, axis=1)[np.arange(len(made)), left - 1]))
 
 
 def solve_columns(made: Floats, right: Floats, back: bool = False) -> Floats:
-    """Return P^-1 right or, with `back`, P^-T right; the diagonal of P is 1."""
+    """Return P^-1 right or, with `back`, P^-T right; `made` has the bands of P, whose diagonal is 1."""
     found, wrong = scipy.linalg.lapack.dtbtrs(made.T, right, uplo="L", trans="T" if back else "N", diag="U")
     assert wrong == 0
     return np.asarray(found)
 
 
 def banded_matrix(made: Floats) -> Floats:
-    """Return P as a dense matrix."""
+    """Return P as a dense matrix from its bands."""
     rounds, found = len(made), np.zeros((len(made), len(made)))
     for j in range(made.shape[1]):
         found[np.arange(j, rounds), np.arange(rounds - j)] = made[: rounds - j, j]
@@ -257,7 +260,10 @@ def apply_workload(work: Floats, right: Floats, back: bool = False) -> Floats:
 
 
 def drifting_errors(made: Floats, scales: Floats, work: Floats) -> Floats:
-    """Return the noise variance of every model, ||row t of A N P^-1||^2, computed for 256 columns at a time."""
+    """Return the noise variance of each model, ||row t of A N P^-1||^2, by blocks of 256 columns.
+
+    `made` has the bands of P, `scales` the entries of N, and `work` is A.
+    """
     found, every = np.zeros(len(made)), np.arange(len(made))
     for some in np.array_split(every, -(-len(made) // 256)):
         unit = (every[:, None] == some).astype(np.float64)
@@ -267,14 +273,14 @@ def drifting_errors(made: Floats, scales: Floats, work: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class DriftSearch:
-    """Search for drifting bands, over the entries of c and d after the first, which are 1 and 0."""
+    """Search for the best drifting bands, over the entries of c and d after their first ones, which are 1 and 0."""
 
     goal: Goal
     bands: int
 
     @cached_property
     def read(self) -> tuple[Floats, Floats]:
-        """Return the unit vector of each block's middle round, [T, blocks], and the number of rounds of each block."""
+        """Unit vector of the middle round of each block of rounds, [T, blocks], and the number of rounds per block."""
         blocks = np.array_split(np.arange(self.goal.rounds), min(_BLOCKS, self.goal.rounds))
         unit = np.zeros((self.goal.rounds, len(blocks)), order="F")
         unit[[block[len(block) // 2] for block in blocks], np.arange(len(blocks))] = 1.0
@@ -285,7 +291,7 @@ class DriftSearch:
         return np.concatenate([[1.0], first]), np.concatenate([[0.0], drift])
 
     def loss(self, x: Floats) -> tuple[float, Floats]:
-        """Return the log of the mean squared error, and its gradient in the entries of c and d after the first."""
+        """Return log mean_t ||row t of A N P^-1||^2, and its gradient in the entries of c and d after the first."""
         rounds, (unit, stands) = self.goal.rounds, self.read
         with np.errstate(over="ignore", invalid="ignore"):
             made = columns(*self.split(x), rounds, rounds)
@@ -301,9 +307,9 @@ class DriftSearch:
         return float(np.log(value / rounds)), slopes.ravel() / value
 
     def _slopes(self, made: Floats, r: Floats, adjoint: Floats, by: Floats) -> Floats:
-        """Return the gradient of the error in the coefficients c_j (i = 0) and d_j (i = 1) of the strategy.
+        """Return half the gradient in c_j (i = 0) and d_j (i = 1), with P = `made`, R = `r`, L = `adjoint`:
 
-        sum_s x_s^i (by_s P_{s+j,s} - sum_u L_{s+j,u} R_{s,u}),   x_s = sqrt(s / T), P = `made`, R = `r`, L = `adjoint`.
+        sum_s x_s^i (by_s P_{s+j,s} - sum_u L_{s+j,u} R_{s,u}),   x_s = sqrt(s / T)
         """
         rounds = self.goal.rounds
         size, pace = 2 * rounds, drift_shares(rounds, rounds)
@@ -315,18 +321,19 @@ class DriftSearch:
         return np.asarray(slopes + np.stack([pulled.sum(0), pace @ pulled])[:, 1 : self.bands])
 
     def found(self, start: Floats) -> tuple[Floats, Floats]:
-        """Return the best c and d; the search begins at bands that do not drift."""
+        """Return the best c and d; the search begins at c = `start` and d = 0."""
         begin = np.concatenate([start[1:], np.zeros(self.bands - 1)])
         options = {"maxiter": _DRIFT_STEPS, "ftol": _DRIFT_TOLERANCE}
         return self.split(scipy.optimize.minimize(self.loss, begin, jac=True, method="L-BFGS-B", options=options).x)
 
 
-# ---- the binary tree of sums: block (level, i) is the sum of rounds i 2^level .. (i+1) 2^level - 1 -------------------
+# ---- the binary tree of sums: node (level, i) is the sum of rounds i 2^level .. (i+1) 2^level - 1 --------------------
 
 
 def tree_variance(level: int) -> float:
-    """Return the variance v_l of the best estimate of a tree node of level l: v_0 = 1, v_l = 2 v_{l-1} / (1 + 2
-    v_{l-1}).
+    """Return the variance v_l of the best estimate of a tree node of level l, for nodes with noise of variance 1.
+
+    v_0 = 1,   v_l = 2 v_{l-1} / (1 + 2 v_{l-1})
     """
     found = 1.0
     for _ in range(level):
@@ -335,17 +342,22 @@ def tree_variance(level: int) -> float:
 
 
 def tree_own_weight(level: int) -> float:
-    """Return the inverse-variance weight of a tree node's own noise (1) against the sum of its children (2 v_{l-1})."""
+    """Return the weight of a tree node's own noised sum in the best estimate, 2 v_{l-1} / (1 + 2 v_{l-1}).
+
+    Its variance is 1; the other estimate, the sum of the node's two children, has variance 2 v_{l-1} (`tree_variance`).
+    """
     halves = 2.0 * tree_variance(level - 1)
     return halves / (1.0 + halves)
 
 
 def tree_noise_std(t: int) -> float:
-    """Return the standard deviation of round t's noise, for tree nodes of variance 1. With L trailing one bits of t,
+    """Return the standard deviation of round t's noise n_t, for tree nodes with noise z_l of variance 1.
 
-    n_t = sum_{l <= L} p_l w_l z_l + sum_{l < L} (p_l - 1) B_l, p_l = prod_{l < i <= L} (1 - w_i), w = tree_own_weight,
+    If t has L trailing one bits, a new node of level L replaces nodes of levels l < L, whose estimates have noise B_l:
 
-    w_0 = 1: the noise of the new block of level L, less the noise B_l of the blocks that it replaces.
+    n_t = sum_{l <= L} p_l w_l z_l + sum_{l < L} (p_l - 1) B_l,   p_l = prod_{l < i <= L} (1 - w_i),
+
+    with w_l = tree_own_weight(l) and w_0 = 1.
     """
     ones = (~t & (t + 1)).bit_length() - 1
     square, rest = 0.0, 1.0
@@ -357,7 +369,7 @@ def tree_noise_std(t: int) -> float:
 
 
 def tree_gram(rounds: int) -> Floats:
-    """Return C^T C of the binary tree: the number of complete tree nodes that contain both rounds."""
+    """Return C^T C of the binary tree: for each two rounds, the number of complete nodes that contain both."""
     found, t = np.zeros((rounds, rounds)), np.arange(rounds)
     for level in range(rounds.bit_length()):
         block = t >> level
@@ -367,7 +379,7 @@ def tree_gram(rounds: int) -> Floats:
 
 
 def tree_noise_matrix(rounds: int) -> Floats:
-    """Return [T, nodes]: every round's noise as weights of the tree nodes' noise, by the streaming rule."""
+    """Return each round's noise as weights of the tree nodes' noise, [T, nodes], as it is computed round by round."""
     fresh = iter(np.eye(sum(rounds >> level for level in range(rounds.bit_length()))))
     held: dict[int, Floats] = {}
     made: list[Floats] = []

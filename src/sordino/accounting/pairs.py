@@ -1,11 +1,11 @@
-"""Dominating pairs of releases, as distributions of the privacy loss. Events state them, `pld` composes them.
+"""Dominating pairs (P, Q) of releases, by their privacy loss distribution. Events return them, `pld` composes them.
 
     L = log dP/dQ,    tails(l) = log P(L > l), log Q(L > l),    delta(e) = P(L > e) - exp(e) Q(L > e)
 
 A pair dominates a release if its delta(e) is at least that of the release for every two neighbours and every real e;
 then any sequence of releases, chosen adaptively or not, is dominated by the product of their pairs (Zhu, Dong, Wang
 2022, "Optimal accounting of differential privacy via characteristic function", Thm 10). Both orders of neighbours
-count: `Orders` holds a pair for each. The last section has the pair of one shuffled round (`Clones`).
+count: `Orders` has a pair for each. The last section has the pair of one shuffled round (`Clones`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ Tails = tuple[Array, Array]
 class Pair(ABC):
     """Dominating pair of distributions P and Q, given by the tails of their privacy loss L.
 
-    The pair dominates a mechanism within `total_variation` of the release; `slack` is the relative error of `tails`;
-    `largest_loss` is the largest finite loss if it is an atom, so that a grid can include it, else inf.
+    total_variation  distance of the release from the mechanism that the pair dominates
+    slack            relative error of `tails`
+    largest_loss     the largest finite loss if it is an atom, so that a grid can include it, else inf
     """
 
     total_variation: float = 0.0
@@ -38,7 +39,7 @@ class Pair(ABC):
 
     @abstractmethod
     def tails(self, losses: Array) -> Tails:
-        """Return log P(L > l) and log Q(L > l) at every l."""
+        """Return log P(L > l) and log Q(L > l) for each l in `losses`."""
 
     @property
     def factors(self) -> tuple[Pair, ...]:
@@ -46,33 +47,34 @@ class Pair(ABC):
         return (self,)
 
     def atoms(self) -> tuple[Array, Array, float] | None:
-        """Return the finite losses, ascending, with upper bounds on their P-probabilities and on that of an infinite
-        loss; None for a pair that is not a finite list of outcomes.
+        """Return the finite losses in ascending order, upper bounds on their P-probabilities, and one for infinity.
+
+        None if the pair is not a finite list of outcomes.
         """
         return None
 
 
 @dataclass(frozen=True)
 class Orders:
-    """Two dominating pairs: for a unit that is in P and not in Q (`removed`), and for the other order (`added`)."""
+    """Dominating pairs for both orders of neighbours: the unit is in P and not in Q (`removed`), or vice versa."""
 
     removed: Pair
     added: Pair
 
     @classmethod
     def symmetric(cls, pair: Pair) -> Orders:
-        """Return one pair that dominates both orders of neighbours."""
+        """Use one pair, which dominates both orders of neighbours, for both."""
         return cls(pair, pair)
 
 
 @dataclass(frozen=True)
 class Gauss(Pair):
-    """Gaussian pair N(mu, 1) against N(0, 1): L is N(mu^2/2, mu^2) under P and N(-mu^2/2, mu^2) under Q; symmetric."""
+    """Gaussian pair N(mu, 1) against N(0, 1): L is N(mu^2/2, mu^2) under P and N(-mu^2/2, mu^2) under Q."""
 
     mu: float
 
     def tails(self, losses: Array) -> Tails:
-        """Return the logs of Phi(mu/2 - l/mu) and Phi(-mu/2 - l/mu)."""
+        """Return log Phi(mu/2 - l/mu) and log Phi(-mu/2 - l/mu)."""
         with np.errstate(over="ignore"):
             away = losses / self.mu
         return log_ndtr(self.mu / 2 - away), log_ndtr(-self.mu / 2 - away)
@@ -111,9 +113,9 @@ class Both(Pair):
 
 @dataclass(frozen=True)
 class Exponential(Pair):
-    """Privacy loss L of Laplace noise of scale 1 whose centre moves by `size` between neighbouring data sets.
+    """Laplace pair: noise of scale 1 whose centre moves by `size` between neighbours.
 
-    L lies in [-size, size], with a point mass at both ends; swapping the data sets leaves its distribution the same.
+    L lies in [-size, size], with an atom at both ends; swapping the neighbours does not change its distribution.
     """
 
     size: float
@@ -123,7 +125,7 @@ class Exponential(Pair):
         return self.size
 
     def tails(self, losses: Array) -> Tails:
-        """Return the logs of P(L > l) = 1 - exp((l - size)/2)/2 and Q(L > l) = exp(-(l + size)/2)/2 for |l| < size."""
+        """Return the logs of P(L > l) = 1 - exp((l - size)/2)/2 and Q(L > l) = exp(-(l + size)/2)/2, for |l| < size."""
         inside = np.clip(losses, -self.size, self.size)
         some = np.log1p(-np.exp((inside - self.size) / 2) / 2)
         other = -(inside + self.size) / 2 - math.log(2)
@@ -133,8 +135,7 @@ class Exponential(Pair):
 
 @dataclass(frozen=True)
 class Response(Pair):
-    """Dominating pair of any (epsilon, delta)-DP release: randomised response, which reveals everything with
-    probability delta.
+    """Dominating pair of any (epsilon, delta)-DP release: randomised response that reveals all with probability delta.
 
     Theorem: Kairouz, Oh, Viswanath 2015, "The composition theorem for differential privacy", Thm 3.
     """
@@ -147,7 +148,7 @@ class Response(Pair):
         return self.epsilon
 
     def tails(self, losses: Array) -> Tails:
-        """Return the log tails of a loss with atoms at -epsilon, epsilon and, under P alone, infinity."""
+        """Return the log tails of a loss with atoms at -epsilon, at epsilon and, under P only, at infinity."""
         rest, high = math.log1p(-self.delta) if self.delta < 1 else -math.inf, -math.log1p(math.exp(-self.epsilon))
         lost = math.log(self.delta) if self.delta > 0 else -math.inf
         first, second = losses < -self.epsilon, losses < self.epsilon
@@ -156,7 +157,10 @@ class Response(Pair):
 
 
 def inner_loss(losses: Array, rate: float) -> Array:
-    """Return the loss y before sampling with log(1 + q (exp(y) - 1)) = l, or -inf if there is none; q is `rate`."""
+    """Return the y with log(1 + q (exp(y) - 1)) = l for each l in `losses`, or -inf if there is none; q is `rate`.
+
+    y is the loss before sampling that sampling at rate q turns into l.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         small = np.log1p(np.maximum(np.expm1(np.minimum(losses, 1.0)) / rate, -1.0))
         large = losses - math.log(rate) + np.log1p((rate - 1) * np.exp(-np.maximum(losses, 1.0)))
@@ -165,7 +169,7 @@ def inner_loss(losses: Array, rate: float) -> Array:
 
 @dataclass(frozen=True)
 class _Sampled(Pair):
-    """Base of pairs that mix one or both distributions of `inner` with weight `rate`."""
+    """Base of pairs that mix the distributions of `inner` with weight `rate`."""
 
     rate: float
     inner: Pair
@@ -181,7 +185,7 @@ class _Sampled(Pair):
 
 @dataclass(frozen=True)
 class Present(_Sampled):
-    """Pair (1-q) Q + q P against Q: the changed unit is sampled with probability q, which is not observed."""
+    """Pair (1-q) Q + q P against Q, where `inner` is (P, Q): the unit is sampled secretly with probability q."""
 
     @property
     def largest_loss(self) -> float:  # type: ignore[override]
@@ -189,14 +193,17 @@ class Present(_Sampled):
         return math.log1p(self.rate * math.expm1(inner)) if inner < 700 else math.inf
 
     def tails(self, losses: Array) -> Tails:
-        """Return log tails of L = log(1 - q + q exp(y)), y the loss of `inner`: L > l exactly if y > inner_loss(l)."""
+        """Return the log tails of L = log(1 - q + q exp(y)), y the loss of `inner`: L > l if y > inner_loss(l)."""
         moved, still = self.inner.tails(inner_loss(losses, self.rate))
         return log_mixture(self.rate, moved, still), still
 
 
 @dataclass(frozen=True)
 class Absent(_Sampled):
-    """Pair P against (1-q) P + q Q, where `inner` is (P, Q) and the unit is in Q; L is at most -log(1 - q)."""
+    """Pair P against (1-q) P + q Q, where `inner` is (P, Q): the unit is in the second data set, sampled secretly.
+
+    L is at most -log(1 - q).
+    """
 
     @property
     def largest_loss(self) -> float:  # type: ignore[override]
@@ -204,20 +211,20 @@ class Absent(_Sampled):
         return -math.log1p(self.rate * math.expm1(-inner)) if inner < math.inf else math.inf
 
     def tails(self, losses: Array) -> Tails:
-        """Return log tails of L = -log(1 - q + q exp(-y)), y the loss of `inner`: L > l if y > -inner_loss(-l)."""
+        """Return the log tails of L = -log(1 - q + q exp(-y)), y the loss of `inner`: L > l if y > -inner_loss(-l)."""
         still, moved = self.inner.tails(-inner_loss(-losses, self.rate))
         return still, log_mixture(self.rate, moved, still)
 
 
 @dataclass(frozen=True)
 class Swapped(Pair):
-    """Pair (1-q) N(0) + q N(mu) against (1-q) N(0) + q N(-mu): Poisson-sampled Gaussian noise under replace-one."""
+    """Pair (1-q) N(0, 1) + q N(mu, 1) against (1-q) N(0, 1) + q N(-mu, 1), for Poisson sampling under replace-one."""
 
     rate: float
     mu: float
 
     def tails(self, losses: Array) -> Tails:
-        """Return log tails of L, which is odd and increasing in the outcome x; a quadratic in exp(mu x) inverts it."""
+        """Return the log tails of L, which is odd and increasing in the outcome x; exp(mu x) solves a quadratic."""
         # x >= 0 with (1-q) + q c w = exp(l) ((1-q) + q c / w),  w = exp(mu x),  c = exp(-mu^2/2)
         size = np.abs(losses)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -235,10 +242,10 @@ class Swapped(Pair):
 
 @dataclass(frozen=True)
 class Mirrored(_Sampled):
-    """Pair of sampling without replacement: delta(l) = q delta_inner(y) at l = log(1 + q (exp(y) - 1)) >= 0, mirrored
-    below 0:
+    """Pair of sampling without replacement at rate q, given by its privacy curve delta(l):
 
-        delta(-l) = 1 - exp(-l) + exp(-l) delta(l)        each pair of neighbours counts in both orders
+        delta(l) = q delta_inner(y)   at l = log(1 + q (exp(y) - 1)) >= 0
+        delta(-l) = 1 - exp(-l) + exp(-l) delta(l)        since neighbours count in both orders
 
     At l = 0 the slope jumps by (1 - q) delta_inner(0) >= 0, so the curve is convex in exp(l), and is that of a pair.
     Guarantee: dominates (1-q) A + q B against (1-q) A + q B' whenever `inner` dominates B against A and B against B',
@@ -246,9 +253,7 @@ class Mirrored(_Sampled):
     """
 
     def tails(self, losses: Array) -> Tails:
-        """Return the log tails: those of `Present` above 0; below, P(L > -l) = 1 - Q(L >= l), Q(L > -l) = 1 - P(L >=
-        l).
-        """
+        """Return the log tails: above 0 those of `Present`; P(L > -l) = 1 - Q(L >= l) and Q(L > -l) = 1 - P(L >= l)."""
         above, below = Present(self.rate, self.inner).tails(np.abs(losses))
         with np.errstate(divide="ignore"):
             mirror = np.log1p(-np.exp(below)), np.log1p(-np.exp(above))
@@ -257,7 +262,7 @@ class Mirrored(_Sampled):
 
 @dataclass(frozen=True)
 class Either(Pair):
-    """Mixture of two pairs: `first` with probability `share`, else `second`; the adversary sees which."""
+    """Mixture of two pairs, `first` with probability `share` and else `second`; the adversary sees which one."""
 
     share: float
     first: Pair
@@ -270,8 +275,10 @@ class Either(Pair):
 
 @dataclass(frozen=True)
 class PublicMixture(_Sampled):
-    """Mixture of `inner` with probability `rate` and loss 0 otherwise; the adversary sees which, and the draw depends
-    on no data."""
+    """Mixture of `inner` with probability `rate` and of loss 0 otherwise, for sampling that the adversary sees.
+
+    The sampling depends on no data.
+    """
 
     @property
     def total_variation(self) -> float:  # type: ignore[override]
@@ -282,7 +289,7 @@ class PublicMixture(_Sampled):
         return self.inner.largest_loss
 
     def tails(self, losses: Array) -> Tails:
-        """Return the log tails: q times those of `inner`, plus 1 - q for l < 0."""
+        """Return the logs of q times the tails of `inner`, plus 1 - q for l < 0."""
         nothing = np.where(losses < 0, 0.0, -np.inf)
         some, other = self.inner.tails(losses)
         return log_mixture(self.rate, some, nothing), log_mixture(self.rate, other, nothing)
@@ -298,30 +305,28 @@ def log_mixture(share: float, first: Array, second: Array) -> Array:
 
 
 def poisson_sampled(rate: float, inner: Pair) -> Orders:
-    """Return the pairs of Poisson sampling, add_remove or zero_out, for a release that `inner` dominates in both
-    orders.
+    """Return the pairs of Poisson sampling under add_remove or zero_out; `inner` dominates the release in both orders.
 
-    Let T be the other units of the cohort, A the release of T and B that of T with the changed unit, both averaged
-    over T; the sampled release is (1-q) A + q B if the unit is in the data, and A if not. For every t = exp(e), and c
-    = 1 - t (1-q),
+    Proof: let T be the other units of the cohort, A the release of T and B that of T with the changed unit, both
+    averaged over T. The sampled release is (1-q) A + q B if the unit is in the data, and A if not. H_t(P, Q) is the
+    hockey-stick divergence sup_S P(S) - t Q(S). For every t = exp(e), and c = 1 - t (1-q),
 
         H_t((1-q) A + q B, A) = q H_s(B, A),   s = (t - 1 + q) / q        for t >= 1 - q, else 1 - t for any A and B
         H_t(A, (1-q) A + q B) = c H_s(A, B),   s = t q / c                for c > 0, else 0 for any A and B
 
-    by collecting the terms of A in sup_S. H_s is jointly convex, and `inner` dominates (B, A) and (A, B) for every T,
-    so also on average: with `inner` in their place both right-hand sides only grow, and are those of `Present` and
-    `Absent`. An absent unit and an empty message give the same sum, so zero_out has the same pairs.
+    by collecting the terms of A. H_s is jointly convex, and `inner` dominates (B, A) and (A, B) for every T, so also on
+    average: with `inner` in their place both right-hand sides only grow, and are those of `Present` and `Absent`. An
+    absent unit and an empty message give the same sum, so zero_out has the same pairs.
     """
     return Orders(Present(rate, inner), Absent(rate, inner))
 
 
 @lru_cache(maxsize=256)
 def is_own_mirror(pair: Pair) -> bool:
-    """Return whether (P, Q) and (Q, P) have the same privacy curve: delta(e) = 1 - exp(e) + exp(e) delta(-e), checked
-    at 64 values of e.
+    """Return whether (P, Q) and (Q, P) have the same privacy curve, delta(e) = 1 - exp(e) + exp(e) delta(-e).
 
-    A tight pair that dominates a release in both orders of neighbours has this symmetry. An asymmetric pair that is
-    stated for both orders was most likely proved for one order only.
+    The equation is checked at 64 values of e. A tight pair that dominates a release in both orders of neighbours has
+    this symmetry. An asymmetric pair that an event returns for both orders was most likely proved for one order only.
     """
     e = np.geomspace(1e-4, 30.0, 64)
     with np.errstate(all="ignore"):
@@ -331,13 +336,13 @@ def is_own_mirror(pair: Pair) -> bool:
 
 
 def capped(rate: float, population: int, cap: int, mu: float, *, replaced: bool, removed: bool) -> Orders:
-    """Return the pairs of Poisson sampling truncated to `cap` units; `mu` is that of one unit's message (proof:
-    docs/privacy.md).
+    """Return the pairs of Poisson sampling truncated to `cap` units, with Gaussian noise (proof: docs/privacy.md).
 
-    J others are drawn, J ~ Bin(N - 1, q):
-        J < cap   the unit is added with rate q                                          sensitivity 1
-        J >= cap  the unit, if kept, takes the place of a random other one, with rate q'  sensitivity 2
-    q' = Pr[the unit is kept | J >= cap] = (cap / N) Pr[Bin(N, q) > cap] / Pr[J >= cap]
+    `mu` is that of one unit's message at sensitivity 1. Of N - 1 other units (N = `population`), J ~ Bin(N - 1, q) are
+    drawn at rate q:
+        J < cap   the unit is added with probability q                                       sensitivity 1
+        J >= cap  the unit replaces a random other one with probability q'                   sensitivity 2
+    q' = Pr[the unit is in the cohort | J >= cap] = (cap / N) Pr[Bin(N, q) > cap] / Pr[J >= cap]
     """
     full = float(bdtrc(cap - 1, population - 1, rate)) if cap <= population - 1 else 0.0
     room = Orders.symmetric(Swapped(rate, mu)) if replaced else poisson_sampled(rate, Gauss(mu))
@@ -350,20 +355,19 @@ def capped(rate: float, population: int, cap: int, mu: float, *, replaced: bool,
 
 # ---- amplification by shuffling --------------------------------------------------------------------------------------
 
-_SLACK = 1e-11  # relative error allowed for the chances: each is moved against us by it
+_SLACK = 1e-11  # relative error of the probabilities, each of which is raised by it
 _TAIL = 80.0  # outcomes rarer than exp(-80) are not listed: their loss counts as infinite
 _BLOCK = 2e-3  # values of C that differ by less than this share count as the least of them
 
 
 @dataclass(frozen=True)
 class Clones(Pair):
-    """Pair of one shuffled round of n reports, each eps0-DP: amplification by shuffling, replace-one.
+    """Dominating pair of one shuffled round of n reports, for amplification by shuffling under replace-one.
 
-    n clients each send one report of a local randomiser, and a trusted shuffler permutes the reports at random. Each
-    randomiser is (eps0, delta0)-DP for its client: any two inputs, replace-one. All clients run the same randomiser
-    (in general it may depend on the place in the shuffled order and on earlier reports, never on the client). The pair
-    is that of one round, neighbours differ in the input of one client, and n is public. Rounds, chosen adaptively or
-    not, compose by composing their pairs.
+    n clients each send one report of a local randomiser, and a trusted shuffler permutes the reports at random. The
+    randomiser is (eps0, delta0)-DP for any two inputs. All clients run the same randomiser (in general it may depend on
+    the place in the shuffled order and on earlier reports, never on the client). Neighbours differ in the input of one
+    client, and n is public. Rounds, chosen adaptively or not, compose by composing their pairs.
 
         C ~ Bin(n - 1, exp(-eps0)),  A ~ Bin(C, 1/2),  D ~ Bern(exp(eps0) / (exp(eps0) + 1))
         P = (A + D, C - A + 1 - D)   against   Q = (A + 1 - D, C - A + D)
@@ -398,19 +402,19 @@ class Clones(Pair):
 
 
 def clones(*, reports: int, epsilon0: float, delta0: float = 0.0) -> Clones:
-    """Return the pair of one shuffled round of (eps0, delta0)-DP randomisers."""
+    """Return the dominating pair of one shuffled round of (epsilon0, delta0)-DP reports."""
     if reports < 1:
-        raise SideConditionError(f"reports = {reports}", "at least one report")
+        raise SideConditionError(f"reports = {reports}", "at least one report", "correct reports")
     if not 0 <= epsilon0 < math.inf:
-        raise SideConditionError(f"epsilon0 = {epsilon0}", "a finite local epsilon, at least 0")
+        raise SideConditionError(f"epsilon0 = {epsilon0}", "a finite local epsilon, at least 0", "correct epsilon0")
     if not 0 <= delta0 <= 1:
-        raise SideConditionError(f"delta0 = {delta0}", "0 <= delta0 <= 1")
+        raise SideConditionError(f"delta0 = {delta0}", "0 <= delta0 <= 1", "correct delta0")
     return Clones(reports, epsilon0, distance_to_pure(reports=reports, epsilon0=epsilon0, delta0=delta0))
 
 
 @lru_cache(maxsize=8)
 def _outcomes(reports: int, epsilon0: float) -> tuple[Array, Array, Array]:
-    """Return sorted losses of all outcomes, and for each the probability under P and Q of a loss at least as large."""
+    """Return the sorted losses of all outcomes, and under P and Q the probability of a loss at least as large."""
     counts, chances, missed = _clone_counts(reports - 1, math.exp(-epsilon0))
     firsts, halves, cut = _halves(counts + 1)
     share, other = firsts / (counts + 1)[:, None], math.exp(-epsilon0)
@@ -425,7 +429,7 @@ def _outcomes(reports: int, epsilon0: float) -> tuple[Array, Array, Array]:
 
 
 def _clone_counts(trials: int, probability: float) -> tuple[Array, Array, float]:
-    """Return the distribution of C in blocks, each rounded down to its smallest value, and the mass left out."""
+    """Return the distribution of C in blocks, each rounded down to its smallest value, and the omitted probability."""
     mean, variance = trials * probability, trials * probability * (1 - probability)
     reach = _TAIL / 3 + math.sqrt((_TAIL / 3) ** 2 + 2 * _TAIL * variance)  # Bernstein
     low, high = max(0, math.floor(mean - reach)), min(trials, math.ceil(mean + reach))
@@ -440,7 +444,7 @@ def _clone_counts(trials: int, probability: float) -> tuple[Array, Array, float]
 
 
 def _halves(trials: Array) -> tuple[Array, Array, float]:
-    """Return Bin(m, 1/2) for every m, one row each: values, probabilities, and the mass left out (Hoeffding)."""
+    """Return Bin(m, 1/2) for each m, one row each: values, probabilities, and the omitted probability (Hoeffding)."""
     most = float(np.max(trials))
     reach = min(math.ceil(math.sqrt(_TAIL * most / 2)) + 1, math.ceil(most / 2) + 1)
     values = np.floor(trials / 2)[:, None] + np.arange(-reach, reach + 1)
@@ -460,12 +464,12 @@ def _from_ratios(logs: Array, inside: NDArray[np.bool_] | None = None) -> Array:
 
 
 def distance_to_pure(*, reports: int, epsilon0: float, delta0: float) -> float:
-    """Bound the total variation between a round of (eps0, delta0)- and of eps0-DP randomisers.
+    """Bound the total variation distance between a round of (eps0, delta0)-DP and one of eps0-DP randomisers.
 
-    delta grows by (exp(e) + 1) times this distance.
+    delta(e) grows by (exp(e) + 1) times this distance.
 
-        paper, Thm 3.8:   (1 + exp(-eps0)/2) n delta0
-        here:             max(1 + exp(-eps0)/2, 2 exp(-eps0)) n delta0
+        Feldman, McMillan, Talwar 2021, Thm 3.8:   (1 + exp(-eps0)/2) n delta0
+        here:                                      max(1 + exp(-eps0)/2, 2 exp(-eps0)) n delta0
 
     The bound is the larger of the published constant and one with this short proof. Write R0, R1 for the reports of
     the changed client and R for that of another. (i) R0, R1 lie within delta0 of some R0', R1' that are

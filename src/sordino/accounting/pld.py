@@ -1,4 +1,4 @@
-"""Privacy loss distributions: losses on a grid and their composition, rounded up at every step. `accountant` calls it.
+"""Privacy loss distributions: losses on a grid and their composition, rounded up at every step. Called by `accountant`.
 
     L = L_1 + ... + L_n,    delta(e) = E_P[(1 - exp(e - L))_+] = P(L > e) - exp(e) Q(L > e)
 
@@ -6,13 +6,14 @@ Grid. The mass of a loss between two grid points is split between both, so that 
 are preserved (connect the dots: Doroshenko et al. 2022). delta is convex in exp(-L) and grows with L, so this, and
 anything that moves probability to larger losses, only raises delta.
 
-Tilt. The tails that decide a small delta are far below the rounding of an FFT. So each distribution is multiplied by
-exp(theta l) / M(theta) first, with the theta that puts its mean near the wanted epsilon, and divided by it after the
-convolution: the tail then is the middle, and the rounding error is relative to delta itself.
+Tilt. The tails that decide a small delta are far below the rounding error of an FFT. So each distribution is multiplied
+by exp(theta l) / M(theta) before the convolution, and divided by it afterwards. M(theta) = E_P[exp(theta L)], and theta
+is chosen so that the mean is near the wanted epsilon. So the rounding error is small relative to delta itself.
 
-Guarantee: `TiltedSum.deltas` and `TiltedSum.epsilon` are upper bounds. Counted in full: the loss beyond the grid (as
-infinite), the loss beyond the window of the FFT (by Chernoff, as infinite), and the rounding of the transform: at most
-GAMMA log2(N) in the 2-norm, relative (Higham 2002, "Accuracy and stability of numerical algorithms", Thm 24.2).
+Guarantee: `TiltedSum.deltas` and `TiltedSum.epsilon` are upper bounds. They include the loss beyond the grid (as
+infinite), the loss beyond the window of the FFT (by Chernoff, as infinite), and the rounding error of the FFT of N
+points, at most GAMMA log2(N) relative to the 2-norm (Higham 2002, "Accuracy and stability of numerical algorithms",
+Thm 24.2).
 
 The last functions need no grid: bounds of one release, one Gaussian release, and repeated (epsilon, delta) pairs.
 """
@@ -47,7 +48,7 @@ _SLACK = 1e-3  # share of delta that the transform and the window may add before
 
 
 class TooWideError(Exception):
-    """Raised if a grid would need too many points; `factor` is how much larger the step must be."""
+    """Raised if a grid would need too many points; its step must be `factor` times as large."""
 
     def __init__(self, factor: float) -> None:
         super().__init__(f"a grid {factor:.3g} times as coarse is needed")
@@ -59,7 +60,7 @@ class TooWideError(Exception):
 
 @dataclass(frozen=True)
 class Losses:
-    """Privacy losses of one release on a grid: probabilities of (low + k) step, and of an infinite loss."""
+    """Privacy losses of one release on a grid: probabilities of the losses (low + k) step, and of an infinite loss."""
 
     step: float
     low: int
@@ -73,7 +74,7 @@ class Losses:
 
 
 def span(pair: Pair, tail: float) -> tuple[float, float]:
-    """Return a range of losses with P-probability at most `tail` above (without infinity) and almost 0 below."""
+    """Return the low and high end of the losses: P-probability <= `tail` above (without infinity), almost 0 below."""
     chances = pair.tails(_FAR)[0]
     above = np.flatnonzero(chances <= np.logaddexp(chances[-1], math.log(tail)))
     below = np.flatnonzero(chances >= -_LEFT)
@@ -82,9 +83,7 @@ def span(pair: Pair, tail: float) -> tuple[float, float]:
 
 @lru_cache(maxsize=64)
 def losses_on(pair: Pair, step: float, tail: float) -> Losses:
-    """Discretise a pair's losses on a grid, rounded up; losses beyond the grid, of probability <= `tail`, become
-    infinite.
-    """
+    """Discretise a pair's losses on a grid, rounded up; losses above it, of probability <= `tail`, become infinite."""
     low, high = span(pair, tail)
     if high - low > 8 * POINTS * step:
         raise TooWideError((high - low) / (8 * POINTS * step))
@@ -114,10 +113,10 @@ def losses_on(pair: Pair, step: float, tail: float) -> Losses:
 def _atoms_on(
     losses: Array, chances: Array, infinite: float, step: float, first: int, last: int, total_variation: float
 ) -> Losses:
-    """Split each outcome onto the two grid points around its loss; below the grid it goes to the lowest point, above it
-    to infinity.
+    """Split each outcome onto the two grid points around its loss.
 
-    The upper point gets the share u of a loss that is x above the lower one: exp(-x) = (1 - u) + u exp(-step).
+    The upper point gets the share u of a loss that is x above the lower point: exp(-x) = (1 - u) + u exp(-step). Losses
+    below the grid go to the lowest point, losses above it to infinity.
     """
     places = np.floor(losses / step).astype(np.int64)
     shares = np.clip(-np.expm1(np.minimum(places * step - losses, 0.0)) / -math.expm1(-step), 0.0, 1.0)
@@ -127,19 +126,14 @@ def _atoms_on(
     kept = np.where(above, 0.0, chances)
     masses = np.bincount(k, kept * (1 - shares), last - first + 2) + np.bincount(k + 1, kept * shares, last - first + 2)
     size = 1 + (len(losses) + 8) * ULP
-    return Losses(
-        step,
-        first,
-        np.asarray(masses * size, dtype=np.float64),
-        (infinite + float(chances[above].sum())) * size,
-        total_variation,
-    )
+    raised, beyond = np.asarray(masses * size, dtype=np.float64), (infinite + float(chances[above].sum())) * size
+    return Losses(step, first, raised, beyond, total_variation)
 
 
 def fitting_step(order: Sequence[tuple[Pair, int]], tail: float) -> float:
-    """Return the first grid step: an eighth of one release's loss standard deviation, which adds about 0.1% to epsilon.
+    """Return the first grid step, an eighth of the standard deviation of one release's loss.
 
-    The step is reduced slightly if the largest loss is an atom, so that this loss is on the grid.
+    This adds about 0.1% to epsilon. If the largest loss is an atom, the step is reduced so that the grid contains it.
     """
     total = sum(count for _, count in order)
     step = max(math.sqrt(sum(count / total * _deviation(pair, tail) ** 2 for pair, count in order)) / 8, 1e-18)
@@ -150,7 +144,7 @@ def fitting_step(order: Sequence[tuple[Pair, int]], tail: float) -> float:
 
 @lru_cache(maxsize=64)
 def _deviation(pair: Pair, tail: float) -> float:
-    """Return the standard deviation of the finite loss, on grids refined until they resolve it."""
+    """Return the standard deviation of the finite loss, on grids refined until they are fine enough."""
     low, high = span(pair, tail)
     step = (high - low) / 512
     for _ in range(12):
@@ -171,15 +165,9 @@ class TiltedSum:
     """Distribution of the total loss of many releases; `masses` are exponentially tilted by `theta` and rounded up."""
 
     def __init__(
-        self,
-        composition: Composition,
-        start: int,
-        masses: Array,
-        theta: float,
-        scale: float,
-        error: float,
+        self, composition: Composition, start: int, masses: Array, theta: float, scale: float, error: float,
         beyond: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.step, self.theta, self.scale = composition.step, theta, scale  # scale: log of the factor that tilts back
         self.error, self.beyond = error, beyond  # of the transform in every mass; probability above the window
         self.infinite, self.total_variation = composition.infinite + beyond, composition.total_variation
@@ -189,8 +177,9 @@ class TiltedSum:
         self.above = _discounted(masses, slow) * (1 + 1e-12), _discounted(masses, fast) * (1 - 1e-12)
 
     def deltas(self, epsilons: Array, k: NDArray[np.int64] | None = None) -> Array:
-        """Return an upper bound on delta at each epsilon; 1 below the window. `k`: index of the last loss <= each
-        epsilon.
+        """Return an upper bound on delta at each epsilon; 1 below the window.
+
+        `k` is the index of the last loss of the window that is <= each epsilon, if known.
         """
         k = np.searchsorted(self.values, epsilons, side="right") - 1 if k is None else k
         inside = np.clip(k, 0, len(self.values) - 1)
@@ -203,7 +192,7 @@ class TiltedSum:
         return np.asarray(np.clip(np.maximum(found, 0.0) + self.infinite + near, 0.0, 1.0))
 
     def epsilon(self, delta: float) -> float:
-        """Return the least epsilon of the window, or 0, at which `delta` is proved; inf if there is none."""
+        """Return the least epsilon of the window, or 0, whose delta is at most `delta`; inf if there is none."""
         if self.deltas(np.zeros(1))[0] <= delta:
             return 0.0
         good = np.flatnonzero((self.deltas(self.values, np.arange(len(self.values))) <= delta) & (self.values > 0))
@@ -218,10 +207,9 @@ class TiltedSum:
         return high
 
     def is_precise(self, epsilon: float, delta: float, infinite: float) -> bool:
-        """Return whether the errors of transform and window are negligible against delta, or against the mass beyond
-        the grid.
+        """Return whether the errors of FFT and window are negligible against delta, or against an infinite loss.
 
-        These errors add  beyond + error sum_(l > epsilon) exp(scale - theta l).
+        These errors are  beyond + error sum_(l > epsilon) exp(scale - theta l).
         """
         if epsilon == math.inf:
             return False
@@ -262,7 +250,7 @@ class Composition:
         )
 
     def epsilon(self, delta: float) -> float:
-        """Return an upper bound on epsilon at `delta`: that of the tilted sum, or the Chernoff bound if smaller."""
+        """Return an upper bound on epsilon at `delta`: the smaller of the tilted sum's and the Chernoff bound."""
         left = delta - self.infinite
         if left <= 0:
             return math.inf
@@ -280,8 +268,7 @@ class Composition:
         return min(found)
 
     def deltas(self, epsilons: Array, without_wide: bool = False) -> Array:
-        """Return an upper bound on delta at each epsilon >= 0: the minimum over several tilts, each of which gives a
-        bound.
+        """Return an upper bound on delta at each epsilon >= 0, the minimum of the bounds of several tilts.
 
         A tilt whose window is too wide for this grid raises `TooWideError` or, with `without_wide`, is left out.
         """
@@ -301,9 +288,9 @@ class Composition:
         return found
 
     def _tilts(self, theta: float, without_wide: bool = False) -> Iterator[TiltedSum]:
-        """Yield the sum tilted by theta, then by smaller and smaller tilts, until the caller stops; each gives a bound.
+        """Yield the sum tilted by theta, then by smaller tilts, each of which gives a bound.
 
-        Tilts whose window is too wide are skipped; the iteration then ends with `TooWideError`.
+        Tilts whose window is too wide are skipped; unless `without_wide`, `TooWideError` is then raised at the end.
         """
         wide: list[TooWideError] = []
         for factor in _FACTORS:
@@ -317,7 +304,7 @@ class Composition:
             raise min(wide, key=lambda error: error.factor)
 
     def _best_tilt(self, cost: Callable[[float, float], float], reach: float) -> tuple[float, float]:
-        """Return the theta that minimises cost(theta, log M), by a grid search refined twice, and its exact cost."""
+        """Return the theta that minimises cost(theta, log M(theta)), by a grid search refined twice, and its cost."""
         deviation = math.sqrt(sum(c * law.variance for law, c in zip(self.laws, self.counts, strict=True)))
         middle = math.sqrt(2 * max(reach, 0.1)) / max(deviation, self.step)
         thetas = np.geomspace(middle * 1e-4, middle * 30, 24)
@@ -342,7 +329,7 @@ class Composition:
         return float(self._cumulants(np.asarray([theta]))[0]) + float(4 * ULP * (self.counts @ np.asarray(sizes)))
 
     def tilted(self, theta: float) -> TiltedSum:
-        """Convolve all releases, tilted by theta."""
+        """Return the convolution of all releases, tilted by theta."""
         start, size, beyond = self._window(theta)
         wrapped = []
         for law in self.laws:  # each distribution on a circle of `size` points
@@ -379,8 +366,8 @@ class Composition:
 class _Law:
     """Distribution of one release's finite privacy losses, prepared for exponential tilting.
 
-    `rough` is a summary in blocks for fast moment sums: each block counts as its mass at its mean loss, an error of
-    (theta width)^2 / 8 of that mass.
+    `rough` summarises it in blocks, each with its mass at its mean loss. The relative error of a block's exponential
+    moment is (theta width)^2 / 8.
     """
 
     def __init__(self, losses: Losses) -> None:
@@ -404,7 +391,7 @@ class _Law:
             self.rough = np.log(chances), np.where(chances > 0, means, self.values[blocks])
 
     def tilted(self, theta: float) -> Array:
-        """Return the tilted probabilities, masses exp(theta l) / M(theta)."""
+        """Return the tilted probabilities, p(l) exp(theta l) / M(theta)."""
         found = self.logs + theta * self.values
         return np.asarray(np.exp(found - _log_sum(found)))
 
@@ -421,12 +408,12 @@ def _log_sum(logs: Array) -> float:
 
 
 def _convolved(laws: list[Array], counts: Array) -> tuple[Array, float]:
-    """Return the circular convolution of each distribution with itself `count` times, of all together, and an error
-    bound.
+    """Return the circular convolution y of n_i copies of each distribution p_i, and a bound on its error.
 
         y = F^-1 prod_i f_i^n_i,    |y' - y| <= sum_i n_i |e_i| |f|^(n-1) / N + (power: 16 n ulp |f|^n / N) + |F^-1 err|
 
-    with |e_i|_2 <= g sqrt(N) |p_i|_2, g = GAMMA log2(N), by the mean value theorem and Cauchy-Schwarz.
+    F is the FFT of N points, f_i = F p_i with error e_i, |e_i|_2 <= g sqrt(N) |p_i|_2, and g = GAMMA log2(N). The bound
+    follows by the mean value theorem and Cauchy-Schwarz.
     """
     size = len(laws[0])
     if len(laws) == 1 and counts[0] == 1:
@@ -454,7 +441,7 @@ def _convolved(laws: list[Array], counts: Array) -> tuple[Array, float]:
 
 
 def single_deltas(pair: Pair, epsilons: Array) -> Array:
-    """Return an upper bound on delta of one release, without a grid: P(L > e) - exp(e) Q(L > e), rounded up."""
+    """Return an upper bound on delta of one release at each epsilon e: P(L > e) - exp(e) Q(L > e), rounded up."""
     some, other = pair.tails(epsilons)
     with np.errstate(over="ignore", invalid="ignore"):
         above, scaled = np.exp(some), np.exp(np.minimum(epsilons + other, some))
@@ -478,8 +465,9 @@ def single_epsilon(pair: Pair, delta: float) -> float:
 
 
 def gaussian_delta(mu: float, at: float) -> float:
-    """Return delta of a Gaussian release at epsilon e: Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu) (Balle, Wang
-    2018).
+    """Return delta of a Gaussian release at epsilon e = `at` (Balle, Wang 2018).
+
+    delta = Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu)
     """
     if mu == 0:
         return max(0.0, -math.expm1(at))
@@ -488,9 +476,9 @@ def gaussian_delta(mu: float, at: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the least epsilon with gaussian_delta(mu, epsilon) <= delta, by bisection; rounded up by 1e-10.
+    """Return the least epsilon with gaussian_delta(mu, epsilon) <= delta, by bisection, rounded up by 1e-10.
 
-    Computed in logarithms: delta may be as small as a float can be.
+    The computation uses logarithms, so that delta may be as small as a float can be.
     """
     if delta <= 0 or mu == math.inf:
         return 0.0 if mu == 0 else math.inf
@@ -506,13 +494,16 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def _log_gaussian_delta(mu: float, at: float) -> float:
-    """Return log gaussian_delta for mu > 0; -inf where the two tails are equal in floating point."""
+    """Return log gaussian_delta for mu > 0; -inf if the two tails are equal in floating point."""
     first, second = float(log_ndtr(mu / 2 - at / mu)), at + float(log_ndtr(-mu / 2 - at / mu))
     return first + math.log(-math.expm1(second - first)) if second < first else -math.inf
 
 
 def repeated_pair(pair: tuple[float, float], count: int, delta: float) -> float:
-    """Return epsilon of `count` releases that are each (epsilon, delta)-DP, exactly; rounded up by 1e-9."""
+    """Return the exact epsilon at `delta` of `count` releases, each DP with the (epsilon, delta) in `pair`.
+
+    It is rounded up by 1e-9.
+    """
     basic = count * pair[0] if count * pair[1] <= delta else math.inf
     lost, above, below = _pair_tails(pair, count)
     if lost >= delta:
@@ -523,16 +514,18 @@ def repeated_pair(pair: tuple[float, float], count: int, delta: float) -> float:
 
 
 def repeated_pair_delta(pair: tuple[float, float], count: int, at: float) -> float:
-    """Return delta at epsilon `at`, negative too, of `count` releases that are each (epsilon, delta)-DP."""
+    """Return delta at epsilon `at`, which may be negative, of `count` releases, each DP with the pair's parameters."""
     lost, above, below = _pair_tails(pair, count)
     return lost + (1 - lost) * max(0.0, float(np.max(above - np.exp(np.minimum(at + below, 700.0)))) + 1e-12)
 
 
 @lru_cache(maxsize=32)
 def _pair_tails(pair: tuple[float, float], count: int) -> tuple[float, Array, Array]:
-    """Return 1 - (1-d)^k, Pr[B >= i] and log Pr[k - B >= i] for k = `count` (Kairouz, Oh, Viswanath 2015, Theorem 3.3):
+    """Return 1 - (1-d)^k, Pr[B >= i] and log Pr[k - B >= i] for k = `count` releases with `pair` = (epsilon, d).
 
     delta(e) = 1 - (1-d)^k (1 - max_i (Pr[B >= i] - exp(e) Pr[k - B >= i])),   B ~ Bin(k, 1 / (1 + exp(-epsilon)))
+
+    Theorem: Kairouz, Oh, Viswanath 2015, Theorem 3.3.
     """
     epsilon, delta = pair
     lost = -math.expm1(count * math.log1p(-delta)) if delta < 1 else 1.0

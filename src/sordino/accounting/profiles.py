@@ -1,13 +1,15 @@
-"""Privacy profiles of a cost: bounds on membership tests, GDP mu, and curves. Certificates and reports call it.
+"""Privacy profiles of a cost: bounds on membership tests, GDP mu, and curves. Called by certificates and reports.
+
+delta(e) is the least delta at epsilon e.
 
 Ceilings   Any test that tells two neighbours apart with false-positive rate a has true-positive rate at most
            min over e of exp(e) a + delta(e)                        (Wasserman, Zhou 2010; Kairouz et al. 2015).
-mu         the least with delta(e) <= delta_mu(e) + 1e-10 at every e >= 0, for a Gaussian release of sensitivity mu,
+mu         The least mu with delta(e) <= delta_mu(e) + 1e-10 at every e >= 0, for a Gaussian release of sensitivity mu,
            delta_mu(e) = Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu)                (Dong, Roth, Su 2022, Corollary 1)
-regret     the least k with f(a + k) - k <= f_mu(a) at every a, f the least error of a test with false alarms a: what
-           is lost by stating mu instead of the whole curve                                     (Kaissis et al. 2024)
+regret     The least k with f(a + k) - k <= f_mu(a) at every a, where f(a) is the least false-negative rate of a test
+           with false-positive rate a: the loss by stating mu instead of the whole curve        (Kaissis et al. 2024)
 by participations   delta(e) = sum_k Bin(T, q)(k) delta_k(e) holds on average over random cohorts that the adversary
-           sees. Once cohorts are drawn, the adversary knows k, and delta_k holds for a client in k rounds.
+           sees. Once cohorts are drawn, the adversary knows k, and delta_k holds for a client in k of T rounds.
 
 Guarantee: every number is rounded up, so each stated bound holds.
 """
@@ -40,14 +42,14 @@ _KINDS = 8  # silos that differ: for more, computing mu takes too long
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Upper bounds on every membership test: true-positive rate and area under the ROC curve."""
+    """Upper bounds on true-positive rate and area under the ROC curve of every membership test."""
 
     true_positives: float  # at 1% false positives
     auc: float
 
 
 def ceiling(line: Line, at: float = 0.01) -> Ceiling:
-    """Return bounds on all membership tests of one adversary; 1 and 1 where there is no guarantee."""
+    """Return bounds on all membership tests of one adversary; both are 1 if there is no guarantee."""
     if not protects(line):
         return Ceiling(1.0, 1.0)
     mu = accountant.gaussian_mu(line.entries, line.relation)
@@ -76,7 +78,7 @@ def _from_curve(line: Line, at: float) -> Ceiling:
 
 
 def true_positives(false_positives: Array, epsilons: Array, deltas: Array) -> Array:
-    """Return min over e of exp(e) * a + delta(e), at most 1, for each false-positive rate a."""
+    """Return the largest true-positive rate, min over e of exp(e) a + delta(e), at each false-positive rate a."""
     bounds = np.exp(epsilons)[None, :] * false_positives[:, None] + deltas[None, :]
     return np.asarray(np.minimum(1.0, bounds.min(axis=1)), dtype=np.float64)
 
@@ -88,7 +90,7 @@ def protects(line: Line) -> bool:
 
 @lru_cache(maxsize=256)
 def gaussian(line: Line) -> dict[str, float] | None:
-    """Return mu of Gaussian DP, its regret and the ignored delta (1e-10); None if no Gaussian release dominates."""
+    """Return mu of Gaussian DP, its regret, and the delta that mu does not cover; None if no mu is found."""
     if not protects(line):
         return None
     exact = accountant.gaussian_mu(line.entries, line.relation)
@@ -106,7 +108,7 @@ def gaussian(line: Line) -> dict[str, float] | None:
 
 
 def least_mu(nodes: Array, deltas: Array) -> float | None:
-    """Return the least mu, in steps of 1e-4, whose profile delta_mu dominates the profile (`nodes`, `deltas`)."""
+    """Return the least mu, in steps of 1e-4, with delta_mu(e) + LEFT >= delta(e); `deltas` are at epsilons `nodes`."""
     low, high = 0.0, 1.0
     while not dominates(high, nodes, deltas):
         low, high = high, 2 * high
@@ -120,7 +122,7 @@ def least_mu(nodes: Array, deltas: Array) -> float | None:
 
 
 def dominates(mu: float, nodes: Array, deltas: Array) -> bool:
-    """Return whether delta(e) <= delta_mu(e) + LEFT for all e, checked at finitely many nodes.
+    """Return whether delta(e) <= delta_mu(e) + LEFT for all e; `deltas` are known at epsilons `nodes`.
 
     Both curves are convex in x = exp(e). Between two nodes delta lies below its chord, and delta_mu above its tangents
     at both nodes, so it is enough to compare the chord with the point where the tangents cross.
@@ -140,7 +142,7 @@ def dominates(mu: float, nodes: Array, deltas: Array) -> bool:
 
 
 def regret(nodes: Array, deltas: Array, mu: float) -> float:
-    """Return the regret of stating mu: the least k with f(a + k) - k <= f_mu(a) for trade-off curves f and f_mu."""
+    """Return the regret of stating mu: the least k with f(a + k) - k <= f_mu(a), for the trade-off curves f, f_mu."""
     nodes, deltas = nodes[::2], deltas[::2]
     false = np.union1d(np.geomspace(1e-12, 0.5, 300), 1 - np.geomspace(1e-12, 0.5, 300))
     both = np.concatenate([-nodes[::-1], nodes])
@@ -160,7 +162,10 @@ def _up(value: float) -> float:
 
 
 def summary(lines: Sequence[Line]) -> dict[str, Any]:
-    """Return the privacy profile that holds for every silo: the largest value at every point; mu only for few silos."""
+    """Return the privacy profile that holds for every silo: at each point the largest value over all silos.
+
+    With more than 8 kinds of silos, mu is left out.
+    """
     kinds = sorted({replace(line, adversary="models", silos=()) for line in lines}, key=repr)
     found = [copy.deepcopy(points(line)) for line in kinds]
     gdp = [gaussian(line) for line in kinds] if len(kinds) <= _KINDS else [None]
@@ -172,7 +177,6 @@ def summary(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def _worst(found: list[list[dict[str, Any]]], figure: str) -> list[dict[str, Any]]:
-    """Return the largest value of `figure` over all silos at every point; empty if a silo has no guarantee."""
     if not all(found):
         return []
     none = next((points for points in found if any(one[figure] is None for one in points)), None)
@@ -181,7 +185,7 @@ def _worst(found: list[list[dict[str, Any]]], figure: str) -> list[dict[str, Any
 
 @lru_cache(maxsize=256)
 def points(line: Line) -> dict[str, Any]:
-    """Return epsilon at common deltas, and delta at round epsilons; empty lists without a guarantee."""
+    """Return epsilon at the deltas `DELTAS`, and delta at the epsilons `EPSILONS`; empty if nothing is protected."""
     if not protects(line):
         return {"other_deltas": [], "curve": []}
     found = [(delta, accountant.epsilon(line.entries, line.relation, delta).value) for delta in DELTAS]
@@ -193,7 +197,7 @@ def points(line: Line) -> dict[str, Any]:
 
 
 def by_participations(line: Line, delta: float) -> list[dict[str, Any]]:
-    """Return epsilon of a client in k rounds for three values of k; [] unless cohorts are random and visible."""
+    """Return epsilon of a client in k rounds, for three values of k; empty unless cohorts are random and visible."""
     sampled = [(event, count) for event, count in line.entries if event.seen_sampling is not None]
     if len(sampled) != 1 or sampled[0][0].seen_sampling is None:
         return []
@@ -213,7 +217,7 @@ def _in_k_rounds(line: Line, event: Event, count: int, k: int, delta: float) -> 
 
 
 def participations_in_words(found: list[dict[str, Any]]) -> str:
-    """Return the result of `by_participations` as one sentence."""
+    """Format the result of `by_participations` as one clause."""
     costs = [
         f"{'without limit' if one['epsilon'] is None else upto(one['epsilon'], 4)} in {one['participations']} "
         f"(chance of more {upto(one['chance_of_more'], 2)})"

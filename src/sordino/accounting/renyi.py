@@ -1,16 +1,16 @@
-"""Renyi divergences: the accountant's second bound, and private selection (`Trials`). Events state them.
+"""Renyi divergences: the accountant's second bound, and private selection (`Trials`). Called by events and accountant.
 
     D_a(P || Q) = log E_Q[(dP/dQ)^a] / (a - 1),     n releases: n D_a,
     epsilon(delta) = min over a of  n D_a + log((a - 1)/a) - (log delta + log a)/(a - 1)
 
-The bound uses no grid and no transform, so it is independent of `pld`. Each order a alone is a bound.
+The bound uses no grid and no transform, so it is independent of `pld`. Each order a alone gives a bound.
 Theorem: Mironov 2017; the conversion is Canonne, Kamath, Steinke 2020, Prop. 12.
 
-Private selection releases the best of a random, secret number K of trials:
+Private selection releases the best of a random, secret number K of trials, whose distribution is one of
 
     truncated negative binomial   P(K = k) ~ (1 - gamma)^k prod_{l < k} (l + eta)/(l + 1),  k >= 1
-                                  eta = shape: 1 is geometric, 0 logarithmic; gamma follows from the mean
-    Poisson                       K may be 0: then nothing is released
+                                  with shape eta (1 is geometric, 0 logarithmic); gamma follows from the mean
+    Poisson                       K may be 0, and then nothing is released
 
 Guarantee: Papernot, Steinke 2022, Theorems 2 and 6. It holds for the best of K independent trials, by any score of what
 a trial released, if all trials are equally private, and if K and every other trial stay secret. If a table of all
@@ -37,14 +37,14 @@ _LONGEST = 2000.0  # an integral over more is not taken: that order proves nothi
 
 
 def publicly_sampled(rate: float, divergences: Array) -> Array:
-    """Return divergences of a publicly sampled release: log(1 - q + q exp((a - 1) D_a)) / (a - 1)."""
+    """Return log(1 - q + q exp((a - 1) D_a)) / (a - 1), the divergences of a release publicly sampled at rate q."""
     powers = (ORDERS - 1) * divergences
     with np.errstate(over="ignore"):
         return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + powers) / (ORDERS - 1))
 
 
 def epsilon(divergences: Array, delta: float) -> float:
-    """Return the least epsilon over all orders; inf if no order proves anything."""
+    """Return the epsilon at `delta` that follows from Renyi divergences at `ORDERS`; inf if none follows."""
     if delta <= 0:
         return math.inf
     at = divergences + np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
@@ -52,7 +52,7 @@ def epsilon(divergences: Array, delta: float) -> float:
 
 
 def deltas(divergences: Array, epsilons: Array) -> Array:
-    """Return the least delta at each epsilon, over all orders: exp((a-1)(D_a - epsilon)) (1 - 1/a)^(a-1) / a."""
+    """Return the least delta at each epsilon over all orders a: exp((a-1)(D_a - epsilon)) (1 - 1/a)^(a-1) / a."""
     a = ORDERS[:, None]
     with np.errstate(over="ignore", invalid="ignore"):
         logs = (a - 1) * (divergences[:, None] - epsilons) + (a - 1) * np.log1p(-1 / a) - np.log(a)
@@ -60,7 +60,7 @@ def deltas(divergences: Array, epsilons: Array) -> Array:
 
 
 def gaussian(mu: float) -> Array:
-    """Return the divergences of N(mu, 1) against N(0, 1): a mu^2 / 2."""
+    """Return a mu^2 / 2 at each order a, the divergences of N(mu, 1) against N(0, 1)."""
     return ORDERS * min(mu * mu, 1e300) / 2
 
 
@@ -73,18 +73,19 @@ def laplace(size: float) -> Array:
 
 @lru_cache(maxsize=256)
 def poisson_gaussian(rate: float, mu: float) -> Array:
-    """Return divergences of (1-q) N(0) + q N(mu) from N(0), the larger of both directions (Mironov, Talwar, Zhang
-    2019).
+    """Return divergences of (1-q) N(0, 1) + q N(mu, 1) from N(0, 1), for Poisson sampling at rate q.
 
-    Integer orders are computed by the binomial sum, others by Gauss-Legendre quadrature.
+    They are not smaller than those of the other direction (Mironov, Talwar, Zhang 2019). Integer orders are computed by
+    the binomial sum, others by Gauss-Legendre quadrature.
     """
     return np.asarray([_log_moment(rate, mu, float(a), -_REACH) / (a - 1) for a in ORDERS])
 
 
 @lru_cache(maxsize=256)
 def fixed_size_gaussian(rate: float, mu: float) -> Array:
-    """Return divergences of the pair `Mirrored(rate, Gauss(mu))`: E_P[exp((a-1) L)] over L > 0, L = 0 and, by
-    symmetry, L < 0.
+    """Return divergences of the pair `Mirrored(rate, Gauss(mu))`, for a Gaussian release sampled without replacement.
+
+    E_P[exp((a-1) L)] is summed over losses L > 0, L = 0 and, by symmetry, L < 0.
     """
     at_zero = (1 - rate) * math.erf(min(mu, 1e9) / math.sqrt(8))
     found = []
@@ -95,7 +96,7 @@ def fixed_size_gaussian(rate: float, mu: float) -> Array:
 
 
 def _log_moment(rate: float, mu: float, power: float, start: float) -> float:
-    """Return log of the integral over x > start of phi(x) (1 - q + q exp(mu x - mu^2/2))^power; inf if too costly."""
+    """Return log of the integral over x > start of phi(x) (1 - q + q exp(mu x - mu^2/2))^power; inf if too long."""
     if power > 1 and power.is_integer() and (start <= -_REACH or power > 64):
         # over all x, which is no less: log of sum_k C(a, k) (1-q)^(a-k) q^k exp((k^2 - k) mu^2 / 2)
         order = int(power)
@@ -129,7 +130,7 @@ MOST = 10_000.0  # trials on average
 
 @dataclass(frozen=True)
 class Trials:
-    """Distribution of the random number of trials, with mean `mean`; `shape` is eta of the negative binomial."""
+    """Distribution of the random number of trials; `shape` is eta of the negative binomial distribution."""
 
     mean: float = 10.0
     law: Literal["negative_binomial", "poisson"] = "negative_binomial"
@@ -139,9 +140,10 @@ class Trials:
         poisson = self.law == "poisson"
         if not (0 < self.mean <= MOST if poisson else 1 < self.mean <= MOST):
             needed = f"a mean {'above 0' if poisson else 'above 1'}, at most {MOST:,.0f}"
-            raise ConfigError(f"a mean of {self.mean:g} trials", needed, "10 is usual")
+            raise ConfigError(f"a mean of {self.mean:g} trials", needed, "set mean = 10, a usual value")
         if not 0 <= self.shape <= 100:
-            raise ConfigError(f"shape = {self.shape:g} of the trials", "0 (logarithmic) to 100; 1 is geometric")
+            needed = "a shape from 0 (logarithmic distribution) to 100"
+            raise ConfigError(f"shape = {self.shape:g} of the trials", needed, "set shape = 1, the geometric one")
 
     @property
     def gamma(self) -> float:
@@ -149,7 +151,7 @@ class Trials:
         return _gamma(self.shape, self.mean)
 
     def draw(self, rng: np.random.Generator) -> int:
-        """Draw a number of trials."""
+        """Draw a random number of trials."""
         if self.law == "poisson":
             return int(rng.poisson(self.mean))
         gamma, k, left = self.gamma, 1, float(rng.random())
@@ -165,15 +167,14 @@ class Trials:
         """Return the divergences of the best trial from the divergences D_a of one trial (`one`); m is the mean.
 
             negative binomial   D_a + (1 + eta) min over b of ((1 - 1/b) D_b + log(1/gamma) / b) + log(m) / (a - 1)
-            Poisson             D_a + m delta(log(1 + 1/(a-1))) + log(m) / (a - 1),   delta(.) by a trial's divergences
+            Poisson             D_a + m delta(log(1 + 1/(a-1))) + log(m) / (a - 1),   delta(e) that of one trial
 
         Theorem: Papernot, Steinke 2022, Theorems 2 and 6; a Poisson mean below 1 is taken as 1 in log(m). Divergences
         grow with their order, so those of a larger order bound those of a smaller order.
         """
         if self.law == "poisson":
-            best = (
-                one + self.mean * deltas(one, np.log1p(1 / (ORDERS - 1))) + max(0.0, math.log(self.mean)) / (ORDERS - 1)
-            )
+            lost = self.mean * deltas(one, np.log1p(1 / (ORDERS - 1)))
+            best = one + lost + max(0.0, math.log(self.mean)) / (ORDERS - 1)
         else:
             gamma = self.gamma
             extra = (1 + self.shape) * np.min((1 - 1 / ORDERS) * one - math.log(gamma) / ORDERS)
@@ -183,7 +184,7 @@ class Trials:
 
 @lru_cache(maxsize=64)
 def _gamma(shape: float, mean: float) -> float:
-    """Return gamma of the negative binomial with this mean, by bisection; rounded down, which costs more."""
+    """Return gamma of the negative binomial with this mean, by bisection, rounded down, which raises the cost."""
     low, high = -60.0, -1e-12
     for _ in range(200):
         middle = (low + high) / 2
@@ -192,7 +193,6 @@ def _gamma(shape: float, mean: float) -> float:
 
 
 def _mean(shape: float, gamma: float) -> float:
-    """Return E[K] of the negative binomial: (1/gamma - 1) / log(1/gamma) for eta = 0, else eta (1 - gamma) / (gamma
-    (1 - gamma^eta))."""
+    """Return E[K] = eta (1 - gamma) / (gamma (1 - gamma^eta)), or (1/gamma - 1) / log(1/gamma) for eta = 0."""
     log = math.log(gamma)
     return math.expm1(-log) / -log if shape == 0 else shape * math.expm1(-log) / -math.expm1(shape * log)

@@ -1,7 +1,7 @@
 """Rounding of bounds for certificates and printed text: a printed upper bound is never below the proved bound.
 
-Rounding an upper bound of 1.00004 to 1 would overstate it. So an upper bound is rounded up and a lower one down, at the
-last printed digit; a number that needs no more digits is printed exactly.
+Printing an upper bound of 1.00004 as 1 would be false. So an upper bound is rounded up and a lower bound down, at the
+last printed digit; a number that needs no more digits is printed exactly. Called by all printed output.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 
 
 def upto(bound: float | None, digits: int = 3) -> str:
-    """Return an upper bound as text, rounded up to `digits` significant digits."""
+    """Return an upper bound as text, rounded up to `digits` significant digits; "no guarantee" for None."""
     return "no guarantee" if bound is None else _rounded(bound, digits, 1)
 
 
@@ -19,12 +19,12 @@ def atleast(bound: float, digits: int = 3) -> str:
     return _rounded(bound, digits, -1)
 
 
-def _rounded(bound: float, digits: int, way: int) -> str:
+def _rounded(bound: float, digits: int, direction: int) -> str:
     near = f"{bound:.{digits}g}"
-    if not math.isfinite(bound) or (float(near) - bound) * way >= 0:
+    if not math.isfinite(bound) or (float(near) - bound) * direction >= 0:
         return near
     step = 10.0 ** (math.floor(math.log10(abs(bound))) - digits + 1)
-    return f"{(round(bound / step) + way) * step:.{digits}g}"
+    return f"{(round(bound / step) + direction) * step:.{digits}g}"
 
 
 def upward(value: float) -> float | None:
@@ -36,7 +36,7 @@ def upward(value: float) -> float | None:
 
 
 def rounded_up(delta: float) -> float:
-    """Return delta rounded up to three significant digits; below 1e-12 it is stated as 1e-12."""
+    """Return delta rounded up to three significant digits, and at least 1e-12."""
     if delta >= 1.0:
         return 1.0
     small = max(delta, 1e-12)

@@ -5,10 +5,10 @@ A pattern has at most `max_participations` rounds of T, any two at least `min_se
 
     max over patterns of sqrt(sum_{s, t in pattern} |G_st|),    G = C^T C
 
-with equality where no inner product of two columns is negative. `toeplitz_sensitivity` is exact for entries that are
+with equality if no inner product of two columns is negative. `toeplitz_sensitivity` is exact for columns that are
 nonnegative and never rise, and for columns of one pattern that do not overlap. `sensitivity_bound` is for any matrix:
 it maximises over patterns by dynamic programming over their last rounds, is never below the maximum, and equals it
-where G_st = 0 for |s - t| >= 3 min_separation. Called by the strategies of `parts`.
+if G_st = 0 for |s - t| >= 3 min_separation. Called by the strategies of `parts`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ def dense(column: Floats, rounds: int) -> Floats:
 
 
 def _earlier(size: Floats, apart: int) -> Floats:
-    """Return the table [t, u]: the largest sum of entries of row t over patterns of rounds up to u, `apart` from each
-    other.
-    """
+    """Return the table [t, u] of the largest sums of row t over sets of rounds up to u that are `apart` or more."""
     found = np.zeros_like(size)
     for u in range(len(size)):
         before = found[:, u - apart] if u >= apart else 0.0
@@ -48,15 +46,14 @@ def _earlier(size: Floats, apart: int) -> Floats:
 
 
 def _at(table: Floats, t: NDArray[np.int64], u: NDArray[np.int64]) -> Floats:
-    """Return table[t, u], or 0 where u is before the first round."""
     return np.where(u >= 0, table[t, np.maximum(u, 0)], 0.0)
 
 
 def _by_two_gaps(size: Floats, gaps: NDArray[np.int64], most: int) -> float:
-    """Return the largest pattern sum of |G| entries (`size`) by dynamic programming over F[t, d], for patterns that
-    end with rounds t - d and t.
+    """Return the largest sum of |G| (`size`) over patterns, by dynamic programming.
 
-    The last d stands for any gap wider than the bands.
+    F[t, d] is the largest sum over patterns that end with rounds t - d and t; the last d means any gap wider than the
+    bands:
 
     F[t, d] = G_tt + 2 G_{t, t-d} + max_e (F[t-d, e] + 2 G_{t, t-d-e} + 2 earlier[t, t-d-e-apart])
     """
@@ -78,10 +75,10 @@ def _by_two_gaps(size: Floats, gaps: NDArray[np.int64], most: int) -> float:
 
 
 def _by_one_gap(size: Floats, apart: int, most: int) -> float:
-    """Return the largest pattern sum of |G| entries (`size`) by dynamic programming over F[t], for patterns ending in
-    round t:
+    """Return the largest sum of |G| (`size`) over patterns, by dynamic programming over their last round t:
 
-    F[t] = G_tt + max_s (F[s] + 2 G_ts + 2 earlier[t, s - apart])"""
+    F[t] = G_tt + max_s (F[s] + 2 G_ts + 2 earlier[t, s - apart])
+    """
     rounds, diagonal = len(size), size.diagonal()
     t, s = np.ix_(np.arange(rounds), np.arange(rounds))
     gains = 2 * (size + _at(_earlier(size, apart), t, s - apart))
@@ -97,7 +94,7 @@ def _by_one_gap(size: Floats, apart: int, most: int) -> float:
 class Patterns:
     """Participation patterns of one client: at most `max_participations` of `rounds`, `min_separation` apart or more.
 
-    `periodic`: any two rounds of a pattern differ by a multiple of `min_separation`, as in round robin.
+    If `periodic`, any two rounds of a pattern differ by a multiple of `min_separation`, as in round robin.
     """
 
     rounds: int
@@ -110,11 +107,11 @@ class Patterns:
             most, apart = self.max_participations, self.min_separation
             found = f"{self.rounds} rounds, max_participations {most}, separation {apart}"
             needed = "rounds and min_separation of at least 1, max_participations of at least 0"
-            raise PlanError("correlated noise", found, needed)
+            raise PlanError("correlated noise", found, needed, "correct the sampler's numbers")
 
     @property
     def reachable(self) -> int:
-        """Largest number of rounds in a pattern: never more than 1 + (T - 1) // min_separation."""
+        """Largest number of rounds in a pattern, at most 1 + (rounds - 1) // min_separation."""
         return min(self.max_participations, 1 + (self.rounds - 1) // self.min_separation)
 
     @property
@@ -124,11 +121,11 @@ class Patterns:
 
 
 def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
-    """Return the sensitivity of a lower triangular Toeplitz matrix, exact if its column is nonnegative and falling.
+    """Return the sensitivity of a lower triangular Toeplitz matrix C, given by its first column; s is min_separation.
 
-    Then the worst pattern is the earliest (Kalinin and Lampert 2024, Theorem 2): ||sum_j C[:, j s]||, s the
-    min_separation. If columns do not overlap (bands <= s), it is sqrt(sum_j ||C[:, j s]||^2) for any entries. Otherwise
-    `sensitivity_bound` is returned.
+    If columns do not overlap (bands <= s), it is sqrt(sum_j ||C[:, j s]||^2) for any entries. If the column is
+    nonnegative and falling, the worst pattern is the earliest (Kalinin and Lampert 2024, Theorem 2), and the
+    sensitivity is ||sum_j C[:, j s]||. Otherwise the result is `sensitivity_bound`.
     """
     if patterns.reachable == 0:
         return 0.0
@@ -150,10 +147,10 @@ def _gram(column: Floats, rounds: int) -> Floats:
 
 
 def sensitivity_bound(gram: Floats, patterns: Patterns) -> float:
-    """Return an upper bound on the sensitivity of any C, from C^T C; exact if bands are at most three separations wide.
+    """Return an upper bound on the sensitivity of any matrix C from `gram` = C^T C.
 
-    For periodic patterns it is the maximum over their first rounds, otherwise dynamic programming is used. The result
-    is raised by 1e-12 to cover rounding errors.
+    It is exact if bands are at most three separations wide. Periodic patterns are enumerated by their first rounds,
+    others by dynamic programming. The result is raised by a relative 1e-12 to cover rounding errors.
     """
     if patterns.reachable == 0:
         return 0.0
@@ -173,9 +170,7 @@ def sensitivity_bound(gram: Floats, patterns: Patterns) -> float:
 
 
 def _best_rows(size: Floats, patterns: Patterns) -> float:
-    """Return a bound on the maximum over patterns in which each row may choose its own pattern: tighter for wide
-    bands.
-    """
+    """Bound the maximum over patterns by letting each row choose its own pattern, which is tighter for wide bands."""
     away = np.abs(np.subtract.outer(np.arange(len(size)), np.arange(len(size))))
     together = np.where((away >= patterns.min_separation) | (away == 0), size, 0.0)  # rounds that one pattern may hold
     most, apart = patterns.reachable, patterns.min_separation
@@ -188,7 +183,7 @@ def _best_rows(size: Floats, patterns: Patterns) -> float:
 
 
 def _table(gains: Floats, apart: int, most: int) -> Floats:
-    """Return the table [j, t]: the largest sum of `gains` over at most j rounds up to t, any two at least `apart`."""
+    """Return the table [j, t] of the largest sums of `gains` over at most j rounds up to t, `apart` or more."""
     found = np.zeros((most + 1, len(gains)))
     for j in range(1, most + 1):
         taken = gains.copy()

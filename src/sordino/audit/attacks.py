@@ -1,13 +1,13 @@
-"""Attacks of the mechanism audit on one record, on released columns, and on rounds that share their noise.
+"""Attacks of the mechanism audit on one record, on released histograms, and on rounds with correlated noise.
 
 Record attack: two data sets of a silo differ in one canary record with a huge gradient, which in the other data set is
-replaced by its opposite or is absent; both go through the plan's own solver and release. The adversary's view is
-projected on the canary's direction. Where a silo draws its batches in secret, every trial draws new batches.
+opposite or absent; both are processed by the plan's own solver and release. What the adversary sees is projected on the
+canary's direction. If a silo draws its batches in secret, each trial draws new batches.
 
 Attack on several rounds: one unit adds x to the sums y of its rounds, whose noise has covariance L L^T. L^-1 y is then
 L^-1 x plus white noise, and <L^-1 x, L^-1 y> / ||L^-1 x|| is the likelihood ratio statistic. The two data sets are
 ||C x|| / z standard deviations apart (noise matrix C^-1, noise multiplier z); the accounted sensitivity bounds ||C x||
-over all sets of rounds in which one unit may take part.
+over all sets of rounds in which one unit may take part. Called by `mechanism`.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ ONE_ROUND = Participation(releases=1, max_participations=1)
 
 @dataclass(frozen=True)
 class MechanismAudit:
-    """Result of one adversary's attack: proved lower bounds and the certified upper bounds.
+    """Result of one adversary's attack: proved lower bounds and certified upper bounds.
 
-    lower_mu          Phi^-1(power) - Phi^-1(false alarms), at their Clopper-Pearson bounds
-    upper_mu          the same at the certificate's limit for that rate of false alarms; for Gaussian noise, its mu
-    lower_epsilon     log((power - delta) / false alarms) of the test that maximises it; holds for any mechanism
-    gaussian_epsilon  epsilon at delta of a Gaussian release with lower_mu, where the noise is Gaussian
-    movement          norm of the largest change of one message, in clip norms: at most 1, or 2 under replace-one
-    passed            both lower bounds are below the upper bounds: the attack does not contradict the certificate
+    lower_mu          Phi^-1(power) - Phi^-1(false-alarm rate), at their Clopper-Pearson bounds
+    upper_mu          the same with the power that the certificate allows at that false-alarm rate
+    lower_epsilon     log((power - delta) / false-alarm rate) of the best test; holds for any mechanism
+    gaussian_epsilon  epsilon at delta of lower_mu-GDP, if the noise is Gaussian
+    movement          largest norm by which one message changes, in clip norms: at most 1, or 2 under replace-one
+    passed            both lower bounds are at most the upper bounds: the attack does not refute the certificate
     """
 
     adversary: Adversary
@@ -87,9 +87,7 @@ class MechanismAudit:
     def of(
         cls, line: Line, trials: int, delta: float, attack: str, movement: float, bounds: tuple[float, float, float]
     ) -> MechanismAudit:
-        """Build the result from `bounds` = (lower_mu, upper_mu, lower_epsilon) and the certified epsilon of this cost
-        line.
-        """
+        """Build the result from `bounds` = (lower_mu, upper_mu, lower_epsilon) and the attacked line of the cost."""
         (lower, allowed, epsilon), certified = bounds, certified_epsilon(line, delta)
         gaussian = accountant.gaussian_mu(line.entries, line.relation) is not None and 0 < lower < math.inf
         as_gaussian = gaussian_epsilon_at(lower, delta) if gaussian else None
@@ -102,15 +100,13 @@ UNBOUNDED = (math.inf, 0.0, math.inf)  # bounds for a release that is not finite
 
 
 def proved_bounds(rates: Rates, tail: Rates, limit: Limit, delta: float) -> tuple[float, float, float]:
-    """Return (lower_mu and upper_mu of the test with error rates `rates`, lower_epsilon of the test with rates
-    `tail`).
-    """
+    """Return lower_mu and upper_mu of the test with the bounds `rates`, and lower_epsilon of the test with `tail`."""
     allowed = float(separation(limit.most(rates.false), rates.false)[0])
     return at_least_zero(rates.mu()[0]), allowed, at_least_zero(tail.epsilon(delta)[0])
 
 
 def gaussian_epsilon_at(mu: float, delta: float) -> float:
-    """Return epsilon at delta of a Gaussian release with this mu."""
+    """Return the epsilon of mu-GDP at this delta."""
     return accountant.bound(((GaussianNoise(1 / mu), 1),), "zero_out", delta).value
 
 
@@ -122,13 +118,14 @@ def certified_epsilon(line: Line, delta: float) -> float:
 def certified_limit(line: Line, delta: float) -> Limit:
     """Return the certified limit on a test's power at each false-alarm rate, for one adversary's line of the cost.
 
-    The range of epsilons on the curve is chosen at delta, or at 1e-9 if delta is smaller."""
+    The grid of epsilons ends at the epsilon that is certified at delta, or at 1e-9 if delta is smaller.
+    """
     positive = max(delta, 1e-9)
     return Limit.of(line, certified_epsilon(line, positive), positive)
 
 
 def weakest_client(plan: Plan) -> int:
-    """Return the client or silo with the least noise, where clients have different noise multipliers."""
+    """Return the client with the least noise, or client 0 if all have the same noise multiplier."""
     own = plan.release.noise_multipliers or plan.local.noise_multipliers
     return int(np.argmin(own)) if own else 0
 
@@ -136,8 +133,10 @@ def weakest_client(plan: Plan) -> int:
 def prove(
     there: Array, gone: Array, line: Line, delta: float, alpha: float, attack: str, movement: float | None = None
 ) -> MechanismAudit:
-    """Return the result of a threshold attack on scores: thresholds are chosen on a quarter of the trials, and their
-    error rates bounded on the other trials at level alpha."""
+    """Return the result of an attack by thresholds on scores with (`there`) and without (`gone`) the attacked unit.
+
+    A quarter of the trials chooses the thresholds; the other trials bound their error rates at level alpha.
+    """
     most = (1.0 if line.relation == "add_remove" else 2.0) if movement is None else movement
     if not_finite(there, gone):
         return MechanismAudit.of(line, len(there), delta, attack, most, UNBOUNDED)
@@ -153,12 +152,13 @@ def prove(
 
 # ---- one record
 def audit_records(plan: Plan, delta: float, trials: int, alpha: float, seed: int = 0) -> list[MechanismAudit]:
-    """Attack one record in one round, once for each adversary (seeing messages, seeing models) with a certified
-    bound.
+    """Attack one record in one round, as the adversary who sees messages and as the one who sees models.
+
+    An adversary against whom the cost has no bound is left out, and equal claims are attacked once.
     """
     small = shrink_silos(plan)
     cost, silo = small.cost(ONE_ROUND), weakest_client(small)
-    claims: dict[Any, Line] = {}  # equal claims are attacked once, by the stronger adversary
+    claims: dict[Any, Line] = {}  # the stronger adversary first
     for line in (cost.line("messages", silo), cost.line("models", silo)):
         if all(event.protects for event, _ in line.entries):
             claims.setdefault(line.entries, line)
@@ -173,11 +173,10 @@ def attack_record(
     plan: Plan, adversary: Adversary, trials: int, *, sabotage: Callable[[InProcessWorker], None] | None = None,
     lost: int = 0, broken: Plan | None = None, delta: float = 1e-5, alpha: float = 2.5e-4, seed: int = 0,
 ) -> MechanismAudit:  # fmt: skip
-    """Attack one record in round 0 and compare the result with the plan's cost.
+    """Attack one record in round 0, and compare the result with the plan's cost.
 
-    For tests of the audit: `broken` is a plan that runs instead, `sabotage` changes the worker, and the noise of the
-    first
-    `lost` silos is omitted.
+    Tests of the audit sabotage it: `broken` is a plan that runs instead, `sabotage` changes the worker, and the noise
+    of the first `lost` silos is omitted.
     """
     silo, runs = weakest_client(plan), broken or plan
     line = plan.cost(ONE_ROUND).line(adversary, silo)
@@ -208,7 +207,7 @@ def shrink_silos(plan: Plan) -> Plan:
 
 
 def _draws_in_secret(plan: Plan) -> bool:
-    """Return whether a silo's message varies between trials: noise in its steps, or batches that are not public."""
+    """Return whether a silo's message is random: by noise in its steps, or by batches that are not public."""
     assert plan.local.reads is not None
     law = plan.local.reads.law(weakest_client(plan))
     return isinstance(plan.bound, AlreadyPrivate) or law is None or law.secret
@@ -217,7 +216,7 @@ def _draws_in_secret(plan: Plan) -> bool:
 def _messages(
     plan: Plan, canary: float | None, copies: int, sabotage: Callable[[InProcessWorker], None] | None
 ) -> Tensor:
-    """Return the messages of the attacked silo [copies, d], or [1, d] where all copies are equal."""
+    """Return the messages [copies, d] of the attacked silo, or [1, d] if all copies are equal."""
     silo, reads, spent = weakest_client(plan), plan.local.reads, isinstance(plan.bound, AlreadyPrivate)
     assert reads is not None
     secret, size = _draws_in_secret(plan), reads.size(silo)
@@ -238,9 +237,7 @@ def _messages(
 
 
 def canary_task(canary: float | None, sizes: tuple[int, ...], place: int = 0) -> Task:
-    """Build a task: a linear model with zero weights, silos of small records, and a canary with gradient in
-    coordinate 0.
-    """
+    """Build a task with a linear model w = 0, silos of small records, and a canary with gradient in coordinate 0."""
     x = torch.zeros(sum(sizes), FEATURES)
     x[:, 1:] = 0.01 * torch.arange(sum(sizes) * (FEATURES - 1)).view(sum(sizes), -1).cos()
     y = torch.zeros(sum(sizes))
@@ -253,10 +250,10 @@ def canary_task(canary: float | None, sizes: tuple[int, ...], place: int = 0) ->
     return Task(model, Clients.of([Records(a, b) for a, b in pairs]), loss="mse")
 
 
-# ---- released columns
+# ---- released histograms
 @dataclass(frozen=True)
 class Copies(Preparation):
-    """Many independent releases of one histogram, computed as one long vector; noise is independent per coordinate."""
+    """Many independent releases of one histogram, computed as one long vector with independent noise."""
 
     inner: Preparation
     count: int
@@ -276,11 +273,11 @@ def audit_preparation(
     plan: Plan, part: Preparation, delta: float, trials: int = 200_000, alpha: float = 1e-3, seed: int = 0,
     release: Callable[[Plan, Preparation, Iterable[Values], Streams], Tensor] = noised_histogram,
 ) -> MechanismAudit:  # fmt: skip
-    """Attack a histogram that is released before round 1.
+    """Attack the noised histogram of a column, which is released before round 1.
 
-    In one data set all values of one unit are low; in the other they are high, or the unit is absent. The attack's
-    score adds the bins that differ, with their sign, each clipped where Laplace noise reveals no more. `release` is
-    the attacked code; the claimed cost is the plan's.
+    In one data set all values of one unit are low; in the other they are high, or the unit is absent. The score of a
+    trial is the signed sum of the bins that differ, each clipped beyond the two counts, where the likelihood ratio of
+    Laplace noise is constant. `release` is the attacked code; the claimed cost is the plan's.
     """
     relation = plan.forecast.lines[0].relation
     own = (np.zeros(1), np.ones(1) if relation == "replace_one" else np.zeros(0))
@@ -295,11 +292,9 @@ def audit_preparation(
     return prove(there, gone, line, delta, alpha, "one unit's column; shift")
 
 
-# ---- rounds that share their noise
+# ---- rounds with correlated noise
 def whitening(release: Release, rounds: int) -> Array | None:
-    """Return L^-1, where L L^T is the noise covariance between rounds at noise scale 1; None if the release states
-    none.
-    """
+    """Return L^-1, where L L^T is the covariance of the noise of rounds at scale 1; None if the release states none."""
     made = release.noise_matrix(rounds)
     if made is None:
         return None
@@ -308,7 +303,7 @@ def whitening(release: Release, rounds: int) -> Array | None:
 
 @dataclass(frozen=True)
 class Sequence:
-    """First rounds of a plan, from sums without noise to released means; tests override one step to break it."""
+    """First rounds of a plan, from sums without noise to released means; tests override a method to sabotage it."""
 
     plan: Plan
 
@@ -324,7 +319,10 @@ class Sequence:
         return self.plan.cost(Participation.planned(self.plan.clients, self.rounds))
 
     def patterns(self, streams: Streams) -> Array:
-        """Draw which clients take part, or which records of silo 0 are read, in each round: 0 or 1, [rounds, units]."""
+        """Draw which units take part in each round, as 0 or 1, [rounds, units].
+
+        A unit is a client, or a record of silo 0 if the local solver reads batches of records.
+        """
         clients, reads = self.plan.clients, self.plan.local.reads
         guard = separation_guard(clients, self.plan.rounds, streams, 0) if self.plan.release.correlated else None
         found = np.zeros((self.rounds, clients.population if reads is None else reads.size(0)))
@@ -338,9 +336,7 @@ class Sequence:
         return found
 
     def released(self, sums: Array, streams: Streams) -> Array:
-        """Add the plan's noise to the sums [rounds, n] of n independent runs, round by round, with the loop's own
-        code.
-        """
+        """Add the plan's noise to the sums [rounds, n] of n independent runs, by the code of the loop."""
         memory, seen, nobody = self.plan.release.init(sums.shape[1]), [], np.zeros(0, dtype=np.int64)
         for t, total in enumerate(sums):
             collected = Collected(torch.from_numpy(total), 0)
@@ -362,10 +358,10 @@ class Sequence:
 def audit_sequence(
     sequence: Sequence, white: Array, movement: float, delta: float, trials: int, alpha: float, seed: int
 ) -> list[MechanismAudit]:
-    """Attack all rounds at once, as the adversary who sees models and as the adversary who also sees cohorts.
+    """Attack all rounds together, as the adversary who sees models and as the adversary who also sees cohorts.
 
-    `white` is the whitening matrix, `movement` the change of a round's sum by one unit; each bound fails with
-    probability alpha.
+    `white` is the matrix L^-1 of `whitening`, `movement` the change of a round's sum by one unit. Each bound fails with
+    probability at most alpha.
     """
     seeds, found = iter(range(seed << 32, (seed + 1) << 32)), []
     words = f"{sequence.rounds} rounds at once; whitened and projected"

@@ -1,11 +1,11 @@
-"""The mechanism audit (`sordino audit --mechanism`): attacks on one round, compared with its cost; needs no data.
+"""Mechanism audit (`sordino audit --mechanism`): attacks on one round, compared with its cost; it needs no data.
 
-Two data sets differ in one client, or one record (`attacks`), as the cost's relation allows. The worst messages that
-pass the plan's own encode steps are summed, noised and divided by the plan's own objects many times; a test that
-separates the two data sets better than the certificate allows has found a bug (PRIVACY.md, "Auditing, in layers").
+Two data sets differ in one client, or in one record (`attacks`), as the cost's relation allows. The worst messages that
+the plan's encode steps can produce are summed, noised and divided many times by the plan's own objects. A test that
+separates the two data sets better than the certificate allows proves a bug (PRIVACY.md, "Auditing, in layers").
 
-Guarantee: with probability `CONFIDENCE` over the audit's randomness every lower bound is below the truth, so correct
-code fails at most one audit in a thousand. The audit can prove that a bug is there, never that there is none.
+Guarantee: with probability `CONFIDENCE` over the audit's randomness all lower bounds are correct, so that correct code
+fails at most one audit in a thousand. The audit can prove that there is a bug, never that there is none.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _CHUNK, _DRAWS = 1 << 21, 1000  # numbers noised at once, and cohorts drawn at o
 def audit_mechanism(
     plan: Plan, *, delta: float, trials: int = 200_000, seed: int = 0, pipeline: Pipeline | None = None
 ) -> list[MechanismAudit]:
-    """Attack one round for every adversary that the cost protects against, with `trials` rounds of each data set.
+    """Attack one round as each adversary that has a privacy cost, with `trials` rounds of each data set.
 
     `pipeline` is the attacked code, by default that of the plan; the claimed cost is always the plan's. Histograms that
-    are released before round 1 are attacked separately.
+    are released before round 1 are attacked separately, and rounds with correlated noise are attacked together.
     """
     alpha = (1 - CONFIDENCE) / 8
     if plan.prepare:
@@ -77,9 +77,6 @@ def audit_mechanism(
 
 
 def _audit_sequence(plan: Plan, delta: float, trials: int, seed: int, pipeline: Pipeline) -> list[MechanismAudit]:
-    """Attack all rounds at once if their noise is correlated; report "not examined" if the release states no noise
-    matrix.
-    """
     sequence = Sequence(pipeline.plan)
     white, cost = attacks.whitening(plan.release, sequence.rounds), sequence.cost
     if white is None:
@@ -94,13 +91,13 @@ def _audit_sequence(plan: Plan, delta: float, trials: int, seed: int, pipeline: 
     return attacks.audit_sequence(sequence, white, movement, delta, trials, (1 - CONFIDENCE) / 8, seed)
 
 
-# ---- one round, and the worst messages
+# ---- one round, and its worst messages
 @dataclass(frozen=True)
 class Pipeline:
-    """One round from the clients' updates to the released mean, by the plan's objects and the loop's own code.
+    """Round from the clients' updates to the released mean, by the plan's parts and the loop's own code.
 
-    Tests override one step to break it. The released mean is still encoded: decoding and post-processing are public
-    functions of it. `copies` independent rounds are noised in one call as one long vector: every release draws its
+    Tests override one method to sabotage it. The released mean is still encoded, since decoding and post-processing are
+    public functions of it. `copies` independent rounds are noised in one call as one long vector: releases draw their
     noise independently per coordinate, so this equals `copies` calls in distribution.
     """
 
@@ -109,9 +106,7 @@ class Pipeline:
 
     @property
     def public(self) -> Public:
-        """Public values of the round; an arbitrary vector replaces the update on public records that some masks
-        need.
-        """
+        """Public values of the round. Masks that need an update on public records get an arbitrary vector."""
         size = TENSORS * WIDTH
         known = self.plan.public(self.t, size, update=lambda: torch.arange(1.0, size + 1))
         return replace(known, tensors=(WIDTH,) * TENSORS)
@@ -120,7 +115,7 @@ class Pipeline:
         return self.plan.clients.draw(self.t, rng)
 
     def encode(self, rows: Tensor) -> Tensor:
-        """Encode updates [m, d] into messages [m, d'] as clients do."""
+        """Encode updates [m, d] into messages [m, d'] by the plan's encode steps."""
         slopes, public = torch.ones_like(rows), self.public
         for step in self.plan.encode:
             rows = step.encode(rows, public, slopes)
@@ -133,9 +128,7 @@ class Pipeline:
         return noised.view(copies, -1)
 
     def message(self, message: Tensor, client: int, copies: int, streams: Streams) -> Tensor:
-        """Return `copies` draws [n, d'] of one client's noised message, computed as the sum of a cohort of one
-        client.
-        """
+        """Return `copies` independent draws [n, d'] of one client's noised message."""
         alone = np.array([client], dtype=np.int64)
         totals = message.double().repeat(copies)
         return self.plan.release.in_sum(totals, alone, streams.at(self.t, "client noise", client)).view(copies, -1)
@@ -144,7 +137,7 @@ class Pipeline:
 @codec.hides_values
 @dataclass(frozen=True)
 class Attack:
-    """Worst-case messages of the attacked client: `sent` in one data set and `instead` in the neighbouring one."""
+    """Messages of the attacked client: `sent` in one data set, `instead` in the neighbouring data set."""
 
     name: str
     sent: Tensor  # [d']
@@ -159,12 +152,11 @@ class Attack:
 
 
 def worst_messages(pipeline: Pipeline, relation: Relation, hidden: bool) -> list[Attack]:
-    """Return the update with the largest movement of each family of updates, if within 1% of the best family.
+    """Return the attacks with the largest movement, one for each family of updates that is within 1% of the best.
 
-    movement = ||encode(x) - encode(-c x)|| (replace-one, c a scale) or ||encode(x)|| (zero-out, add-or-remove), in the
-    norm of the message's bound.
-    Where the cohort is hidden, all other clients send zero or the opposite message; the latter reveals a denominator
-    that depends on the cohort.
+    The movement of an update x is ||encode(x) - encode(-c x)|| under replace-one, where c is a scale, and ||encode(x)||
+    under zero-out and add-or-remove, in the norm of the message's bound. If the cohort is hidden, all other clients
+    send zero or, in a further attack, the opposite message, which reveals a denominator that depends on the cohort.
     """
     eye, size = torch.eye(TENSORS * WIDTH), TENSORS * WIDTH
     signs = 1.0 - 2.0 * (torch.arange(size) % 2)
@@ -182,10 +174,7 @@ def worst_messages(pipeline: Pipeline, relation: Relation, hidden: bool) -> list
 
 
 def _worst_message(pipeline: Pipeline, relation: Relation, name: str, rows: Tensor) -> Attack:
-    """Return the attack whose update (a row times a scale) changes the attacked unit's encoded message most.
-
-    Under replace-one adjacency the unit that replaces the attacked one sends the negative of that row.
-    """
+    """Return the attack with the largest movement over all updates `rows` * scale."""
     bound, clip_norm = pipeline.plan.bound, pipeline.public.clip_norm
     assert isinstance(bound, Bound)
     scales = [times * (clip_norm if math.isfinite(clip_norm) else 1.0) for times in SCALES]
@@ -202,12 +191,11 @@ def _worst_message(pipeline: Pipeline, relation: Relation, name: str, rows: Tens
     return Attack(name, first, None if relation == "add_remove" else second, torch.zeros_like(first), movement)
 
 
-# ---- trials of one line
+# ---- attack of one adversary
 def _audit_line(
     pipeline: Pipeline, line: Line, trials: int, delta: float, alpha: float, seeds: Iterator[int]
 ) -> MechanismAudit:
-    """Audit the cost of one adversary: a pilot run chooses the attack, half of the trials choose the hypothesis tests,
-    and the other half gives the bounds."""
+    """Attack as one adversary: a pilot chooses the messages, half of the trials the tests, and the rest the bounds."""
     hidden = line.adversary == "models"
     messages = worst_messages(pipeline, line.relation, hidden)
     absent = messages[0].instead is None
@@ -238,7 +226,7 @@ def _audit_line(
     _, stage, attack = best
     there, gone = stage.features(attack, stage.trials(trials, absent))
     if not_finite(there, gone):
-        return result(attack, "what is released is no number", attacks.UNBOUNDED)
+        return result(attack, "the release has NaN or infinity", attacks.UNBOUNDED)
     half = trials // 2
     guess = choose_steadily(there[:half], gone[:half], share, alpha)
     sharp = choose_steadily(there[:half], gone[:half], lambda rates: rates.epsilon(delta), alpha)
@@ -249,14 +237,14 @@ def _audit_line(
 @codec.hides_values
 @dataclass(frozen=True)
 class _Cohorts:
-    """Cohorts of all trials with one of the two data sets: their sizes, and whether each has the attacked client."""
+    """Cohorts of all trials with one data set: their sizes, and whether the attacked client is in each."""
 
     sizes: NDArray[np.int64]
     present: NDArray[np.bool_]
 
 
 class _Stage:
-    """Simulator of trial rounds that returns what the adversary of one line of the privacy cost observes."""
+    """Simulator of rounds that returns two features of what one adversary observes."""
 
     def __init__(self, pipeline: Pipeline, line: Line, seeds: Iterator[int]) -> None:
         self.pipeline, self.line, self.seeds = pipeline, line, seeds
@@ -268,8 +256,7 @@ class _Stage:
             self.client = int(drawn[0]) if len(drawn) else 0
 
     def trials(self, trials: int, absent: bool) -> tuple[_Cohorts, _Cohorts]:
-        """Return the cohorts of both data sets: different ones if the client is `absent` in the second, else the same
-        twice.
+        """Return the cohorts of both data sets; they differ if the attacked client is `absent` in the second one.
 
         Hidden cohorts are drawn anew in every trial. A visible cohort is the smallest one that the release accepts,
         since all other clients may drop out or reveal their noise.
@@ -283,9 +270,7 @@ class _Stage:
         return there, self._without(there) if absent else there
 
     def _without(self, there: _Cohorts) -> _Cohorts:
-        """Return cohorts without the attacked client: the same other clients if sampling is independent, else new
-        draws.
-        """
+        """Return cohorts without the attacked client: with the same other clients if these are drawn independently."""
         plan, nobody = self.pipeline.plan, np.zeros_like(there.present)
         without, law = _Cohorts(there.sizes - there.present, nobody), plan.clients.law()
         if self.line.adversary != "models" or (law is not None and law.independent and law.cap is None):
@@ -298,7 +283,6 @@ class _Stage:
             return without
 
     def _draw(self, pipeline: Pipeline, trials: int) -> _Cohorts:
-        """Draw independent cohorts, one per trial."""
         rng = Seeded(next(self.seeds)).at(pipeline.t, "cohort")
         sizes, present = np.empty(trials, dtype=np.int64), np.zeros(trials, dtype=np.bool_)
         for part in np.array_split(np.arange(trials), math.ceil(trials / _DRAWS)):
@@ -308,14 +292,15 @@ class _Stage:
         return _Cohorts(sizes, present)
 
     def features(self, attack: Attack, both: tuple[_Cohorts, _Cohorts]) -> tuple[Array, Array]:
-        """Return two features of each trial's release, [n, 2] per data set: shift along the changed direction, spread
-        across it.
+        """Return two features of each trial's release, [n, 2] for each data set.
+
+        They are the shift along the direction in which the data sets differ, and the spread across it.
         """
         instead = attack.sent if attack.instead is None else attack.instead
         return self._features(both[0], attack, attack.sent), self._features(both[1], attack, instead)
 
     def _features(self, cohorts: _Cohorts, attack: Attack, sent: Tensor) -> Array:
-        """Return the features [n, 2] for one data set; trials with equal sums are noised together."""
+        """Return the features [n, 2] of one data set; trials with equal sums are noised together."""
         seen, step = np.empty((len(cohorts.sizes), 2)), max(1, _CHUNK // len(attack.sent))
         w = attack.moved.double() / torch.linalg.vector_norm(attack.moved.double())
         kinds = 2 * cohorts.sizes + cohorts.present

@@ -3,7 +3,8 @@
 An attack on one round detects noise of half the scale, but not noise that is 2% too small; goodness-of-fit tests do.
 Each question is a family of statistics whose distribution under the plan is known (chi-square, normal) or bounded
 (Chernoff; Dvoretzky, Kiefer, Wolfowitz with Massart's constant), with Bonferroni's correction. The parts of the plan
-state their noise (`Release.noise_draws`, `Mechanism.distribution`); if not, the question is reported as not examined.
+state their noise (`Release.noise_draws`, `Mechanism.distribution`); a question about a part that does not is reported
+as not examined. Called by `summary`.
 
 Guarantee: correct code raises a false alarm with probability at most `FALSE_ALARM` over the audit's own randomness.
 """
@@ -41,16 +42,15 @@ MESSAGES, WIDTH = 64, 512  # messages of single clients that are noised, and the
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one test: number of statistics, smallest p-value after Bonferroni correction, and its statistic
-    (`worst`).
+    """Result of one test: number of statistics, smallest p-value after Bonferroni correction, and its statistic.
 
-    A test that could not be run has not passed; `worst` then says what was missing.
+    A test that could not run has not passed; `worst` then says what was missing.
     """
 
     question: str
     statistics: int
     chance: float  # upper bound on the probability, under the plan, of a statistic as extreme as the worst
-    worst: str
+    worst: str  # description of the most extreme statistic
     examined: bool = True
 
     @property
@@ -59,13 +59,14 @@ class Finding:
 
 
 def not_examined(question: str, why: str) -> Finding:
-    """Return the finding of a test that could not be run, which counts as not passed."""
+    """Return the result of a test that could not run, which counts as not passed."""
     return Finding(question, 0, math.nan, why, examined=False)
 
 
 def finding(question: str, chances: ArrayLike, worst: Callable[[int], str], some: ArrayLike | None = None) -> Finding:
-    """Build a finding from n p-values by Bonferroni: n times the smallest; `some` marks the statistics that have
-    data.
+    """Combine n p-values into one result by Bonferroni's correction: n times the smallest p-value.
+
+    worst(i) describes statistic i. Only statistics marked in `some` count, by default all.
     """
     flat = np.nan_to_num(np.atleast_1d(np.asarray(chances, dtype=np.float64)).ravel(), nan=0.0)
     there = np.arange(len(flat)) if some is None else np.flatnonzero(np.atleast_1d(some).ravel())
@@ -81,13 +82,13 @@ def failures(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def unexamined(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the tests that could not be run: they neither passed nor failed."""
+    """Return the tests that could not run, and neither passed nor failed."""
     return [one for one in findings if not one.examined]
 
 
 # ---- p-values
 def chi_square(energy: Array, freedom: Array) -> Array:
-    """Return two-sided p-values of chi-square statistics `energy` with `freedom` degrees: twice the smaller tail."""
+    """Return two-sided p-values (twice the smaller tail) of chi-square statistics with `freedom` degrees of freedom."""
     none = np.asarray(freedom) == 0
     half = np.where(none, 1.0, freedom) / 2
     tails = np.minimum(special.gammainc(half, energy / 2), special.gammaincc(half, energy / 2))
@@ -95,14 +96,15 @@ def chi_square(energy: Array, freedom: Array) -> Array:
 
 
 def normal(z: Array) -> Array:
-    """Return two-sided p-values of standard normals."""
+    """Return two-sided p-values of standard normal statistics z."""
     return np.asarray(2 * special.ndtr(-np.abs(z)))
 
 
 def chernoff(hits: ArrayLike, trials: ArrayLike, rate: ArrayLike) -> Array:
-    """Return two-sided p-values 2 exp(-n KL(hits / n || rate)), n = trials, for variables in [0, 1] (Hoeffding 1963).
+    """Return two-sided p-values 2 exp(-n KL(hits / n || rate)) of a sum of n = `trials` variables in [0, 1].
 
-    The bound holds for independent or negatively associated variables, so also for sampling without replacement.
+    The bound holds for independent or negatively associated variables (Hoeffding 1963), so also for sampling without
+    replacement.
     """
     n, p = np.maximum(np.asarray(trials, dtype=np.float64), 1e-300), np.asarray(rate, dtype=np.float64)
     seen = np.clip(np.asarray(hits, dtype=np.float64) / n, 0.0, 1.0)
@@ -111,9 +113,7 @@ def chernoff(hits: ArrayLike, trials: ArrayLike, rate: ArrayLike) -> Array:
 
 
 def dkw(normals: Array) -> float:
-    """Return the p-value 2 exp(-2 n e^2), e the Kolmogorov distance of n samples to the standard normal (Massart
-    1990).
-    """
+    """Return the p-value 2 exp(-2 n e^2) of n samples at Kolmogorov distance e to a standard normal (Massart 1990)."""
     n, ranked = len(normals), special.ndtr(np.sort(normals))
     steps = np.arange(n + 1) / n
     distance = max(float(np.max(steps[1:] - ranked)), float(np.max(ranked - steps[:-1])))
@@ -122,13 +122,11 @@ def dkw(normals: Array) -> float:
 
 # ---- what the parts state
 class NotStatedError(Exception):
-    """A part of the plan does not state its noise, so no test can run; the text names the part and the missing
-    method.
-    """
+    """Raised if a part of the plan does not state its noise, so that no test can run; names part and method."""
 
 
 def noise_draws(plan: Plan, cohort: Cohort, t: int) -> tuple[Mechanism, ...]:
-    """Return the independent noise draws that the plan adds to the sum of a round."""
+    """Return the mechanisms whose independent noise draws are in the sum of round t."""
     if not isinstance(plan.bound, AlreadyPrivate):
         found = plan.release.noise_draws(cohort)
         if found is None:
@@ -141,7 +139,7 @@ def noise_draws(plan: Plan, cohort: Cohort, t: int) -> tuple[Mechanism, ...]:
 
 
 def distribution_of(drawn: Sequence[Mechanism]) -> Distribution:
-    """Return the distribution of one coordinate of the sum of these draws."""
+    """Return the distribution of one coordinate of the sum of independent noise draws."""
     first, noise_multipliers = drawn[0], tuple(one.noise_multiplier for one in drawn)
     alike = all(one == first.with_noise_multiplier(one.noise_multiplier) for one in drawn)
     found = first.sum_distribution(noise_multipliers) if alike else None
@@ -155,10 +153,10 @@ def distribution_of(drawn: Sequence[Mechanism]) -> Distribution:
 
 
 def as_normals(noise: Array, drawn: Sequence[Mechanism], rng: np.random.Generator) -> Array:
-    """Map noise of the stated distribution F to standard normals: Phi^-1(U), U uniform in [F(x - blur), F(x + blur)].
+    """Map noise x of the stated distribution F to standard normals Phi^-1(U), U uniform in [F(x - b), F(x + b)].
 
-    For a discrete F this is the randomised probability integral transform, exact where atoms are further apart than the
-    blur. A continuous F is moved by at most the blur. NaN and infinity become infinite.
+    The blur b is small. For a discrete F this is the randomised probability integral transform, exact if atoms are
+    further apart than b. For a continuous F it moves x by at most b. NaN and infinity become infinity.
     """
     stated, sound = distribution_of(drawn), np.isfinite(noise)
     noise = np.where(sound, noise, 0.0)
@@ -172,9 +170,12 @@ def as_normals(noise: Array, drawn: Sequence[Mechanism], rng: np.random.Generato
 
 # ---- the noise
 def noise_tests(trials: TrialRounds) -> list[Finding]:
-    """Test every coordinate of the noise in the sums of trial rounds, and of the noise in single messages."""
+    """Test the noise in the sums of trial rounds, coordinate by coordinate, and the noise in single messages."""
     asked: dict[str, Callable[[], list[Finding]]]
-    asked = {"noise of the sums": lambda: _sums(trials), "noise of the messages": lambda: _messages(trials.plan)}
+    asked = {
+        "noise of the sums": lambda: _test_sums(trials),
+        "noise of the messages": lambda: _test_messages(trials.plan),
+    }
     found: list[Finding] = []
     for question, ask in asked.items():
         try:
@@ -184,7 +185,7 @@ def noise_tests(trials: TrialRounds) -> list[Finding]:
     return found
 
 
-def _sums(trials: TrialRounds) -> list[Finding]:
+def _test_sums(trials: TrialRounds) -> list[Finding]:
     plan = trials.plan
     rounds = [s for s in trials.rounds if plan.release.accepts(len(s.cohort)) and noise_draws(plan, s.cohort, s.t)]
     if not rounds:
@@ -202,8 +203,7 @@ def _sums(trials: TrialRounds) -> list[Finding]:
     return found if isinstance(plan.bound, AlreadyPrivate) else [*found, _along_sum(z, rounds, plan)]
 
 
-def _messages(plan: Plan) -> list[Finding]:
-    """Test the noise that each client adds to its own message, if the release uses such noise."""
+def _test_messages(plan: Plan) -> list[Finding]:
     release = plan.release
     if not release.client_noise:
         return []
@@ -218,7 +218,10 @@ def _messages(plan: Plan) -> list[Finding]:
 
 
 def whitened(plan: Plan, noise: Array, rounds: Sequence[TrialRound]) -> Array:
-    """Return C times the noise of each episode: white noise if correlations between rounds are as accounted."""
+    """Return the noise of each episode multiplied by the inverse of the noise matrix that the release states.
+
+    The result is white noise if the correlations between rounds are as stated.
+    """
     if not plan.release.correlated:
         return noise
     if not isinstance(distribution_of(noise_draws(plan, rounds[0].cohort, rounds[0].t)), Normal):
@@ -234,9 +237,9 @@ def whitened(plan: Plan, noise: Array, rounds: Sequence[TrialRound]) -> Array:
 
 
 def standardised(plan: Plan, seen: TrialRound) -> Array:
-    """Return the noise of one round's sum as standard normals [d]; NaN for coordinates that were not sent.
+    """Return the noise of one round's sum, mapped to standard normals [d]; NaN for coordinates that were not sent.
 
-    The noise is the model's step minus the step of the clean sum.
+    The noise is the model's step minus the step that the sum without noise would make.
     """
     drawn, rng = noise_draws(plan, seen.cohort, seen.t), Seeded(seen.episode).at(seen.t, "audit blur")
     count = plan.clients.expected  # a constant of the plan, unless the cohort is seen
@@ -250,7 +253,6 @@ def standardised(plan: Plan, seen: TrialRound) -> Array:
 
 
 def _step(plan: Plan, seen: TrialRound, encoded: Tensor) -> Tensor:
-    """Return the step of the model for an encoded mean."""
     return plan.split(plan.decode(encoded, seen.public), seen.public)[0].double()
 
 
@@ -262,7 +264,7 @@ def _energy_test(question: str, energy: Array, freedom: Array, where: Callable[[
 
 
 def _energies(z: Array) -> list[Finding]:
-    """Test the sums of squares of all coordinates, each coordinate, each block of neighbours and each round."""
+    """Test sums of squares: of all coordinates, each coordinate, each block of neighbours and each round."""
     sent = ~np.isnan(z)
     squares = np.where(sent, z, 0.0) ** 2
     each, counts, edges = squares.sum(0), sent.sum(0), np.arange(0, z.shape[1], BLOCK)
@@ -280,7 +282,7 @@ def _energies(z: Array) -> list[Finding]:
 
 
 def _shape(z: Array) -> list[Finding]:
-    """Test the centre of each coordinate, the tails, and the Kolmogorov distance of the whole distribution."""
+    """Test the mean of each coordinate, the tails, and the Kolmogorov distance of the whole distribution."""
     names, sent = ("centre of each coordinate", "tails of the noise", "shape of the noise"), ~np.isnan(z)
     each, counts = z[sent], sent.sum(0)
     n = len(each)
@@ -318,16 +320,17 @@ def _independence(z: Array, pairs: Pairs) -> list[Finding]:
     def distant(i: int) -> str:
         return f"{sums[i]:.1f} sigma of correlation at distance {shifts[i]}"
 
+    def repeated(i: int) -> str:
+        return f"{repeats[i]:.1f} sigma of correlation"
+
     return [
-        finding(
-            "noise of two rounds", normal(repeats), lambda i: f"{repeats[i]:.1f} sigma of correlation", lengths > 0
-        ),
+        finding("noise of two rounds", normal(repeats), repeated, lengths > 0),
         finding("noise of two coordinates", normal(sums), distant, counts > 0),
     ]
 
 
 def _along_sum(z: Array, rounds: Sequence[TrialRound], plan: Plan) -> Finding:
-    """Test the noise along the sum before noise: this detects a data-dependent denominator and weighted sums."""
+    """Test the noise in the direction of the clean sum, which detects a data-dependent denominator or weights."""
     clean = np.stack([np.asarray(_step(plan, seen, seen.total)) for seen in rounds])
     clean = np.where(np.isfinite(z), clean, 0.0)
     lengths = np.linalg.norm(clean, axis=1)

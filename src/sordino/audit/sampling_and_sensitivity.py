@@ -1,11 +1,11 @@
-"""Sampling and sensitivity tests of the behaviour audit.
+"""Sampling and sensitivity tests of the behaviour audit. Called by `summary`.
 
 Sampling tests compare drawn cohorts and batches with the distribution that the sampler states (`Sampler.law`,
 `RecordSampler.law`). A sampler that states none is reported as not examined.
 
-Sensitivity tests run the definition: two data sets differ in one unit, whose gradient is opposite or which is absent,
-and all randomness is the same. The distance of the two sums, on each of the engine's code paths, must be within the
-sensitivity that the noise is calibrated to.
+Sensitivity tests apply the definition: two data sets differ in one unit, whose gradient is opposite or which is absent,
+and all randomness is equal. On each of the engine's code paths the distance of the two sums must be within the
+sensitivity to which the noise is calibrated.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ PATHS = (("linear", None), ("dense", None), ("tensors", "batched"), ("tensors", 
 # ---- which draws are tested
 @dataclass(frozen=True)
 class Draws:
-    """Draws of a sampler, [episode][round], with the distribution it states; every episode has its own random
-    streams.
-    """
+    """Draws of a sampler, [episode][round], and its stated distribution; each episode has its own random streams."""
 
     what: str
     law: SamplingLaw
@@ -59,12 +57,12 @@ class Draws:
 
     @property
     def all(self) -> list[tuple[int, Draw]]:
-        """All draws as (round, draw)."""
+        """All draws of all episodes, as pairs (round, draw)."""
         return [(t, draw) for episode in self.episodes for t, draw in enumerate(episode)]
 
 
 def cohort_tests(plan: Plan, seed: int = 0) -> list[Finding]:
-    """Test the plan's own sampler over its own population, on the random streams that a run would open."""
+    """Test cohorts that the plan's sampler draws from the whole population, with the random streams of a run."""
     law, length = plan.clients.law(), min(max(LENGTH, 2 * plan.clients.pass_rounds), plan.rounds)
     if law is None:
         return [_not_stated("cohort", "sampler", plan.clients.kind)]
@@ -77,7 +75,7 @@ def cohort_tests(plan: Plan, seed: int = 0) -> list[Finding]:
 
 
 def batch_tests(plan: Plan, seed: int = 0) -> list[Finding]:
-    """Test the batches of the smallest silo, as the local solver draws them."""
+    """Test batches that the plan's local solver draws in the smallest silo."""
     reads, bound = plan.local.reads, plan.local.bound()
     if reads is None:
         return []
@@ -102,7 +100,7 @@ def _not_stated(what: str, family: str, kind: str) -> Finding:
 
 
 def _accounted_rate(what: str, law: SamplingLaw, event: Event, amplified: Event) -> Finding:
-    """Test that the sampling rate in the accounted event is not below the rate that the sampler states."""
+    """Test that the accounted event's sampling rate is not below the rate that the sampler states."""
     question, accounted = f"{what}: rate that is accounted for", 1.0 if amplified == event else amplified.inclusion
     if accounted is None:
         return not_examined(question, f"event {amplified.kind!r} does not state its inclusion")
@@ -112,7 +110,7 @@ def _accounted_rate(what: str, law: SamplingLaw, event: Event, amplified: Event)
 
 
 def trial_round_tests(trials: TrialRounds) -> list[Finding]:
-    """Test the cohorts of trial rounds, and the batches of silo 0, which are read off the sums."""
+    """Test the cohorts of trial rounds and the batches of silo 0, both as the engine used them."""
     law = trials.plan.clients.law()
     cohorts = _by_episode(trials, [seen.cohort for seen in trials.rounds])
     found = [] if law is None else sampling_tests(Draws("cohort", law, cohorts))
@@ -120,7 +118,7 @@ def trial_round_tests(trials: TrialRounds) -> list[Finding]:
 
 
 def _trial_batches(trials: TrialRounds) -> list[Finding]:
-    """Test the batches of silo 0, read off the clean sums, in which every record has its own coordinate."""
+    """Test the batches of silo 0, which the clean sums show since each record has its own coordinate."""
     plan, reads = trials.plan, trials.plan.local.reads
     law = None if reads is None else reads.law(0)
     if reads is None or law is None or isinstance(plan.bound, AlreadyPrivate):
@@ -144,14 +142,14 @@ def _by_episode(trials: TrialRounds, draws: Sequence[Draw]) -> list[list[Draw]]:
 
 
 def _seeds(seed: int, population: int, length: int) -> list[int]:
-    """Return a seed for each episode: more where episodes are short, fewer where draws are large, at least 2."""
+    """Return a seed for each episode: fewer episodes if they are long or draws are large, but at least two."""
     count = int(np.clip(WORK / (population * length), 2, EPISODES * LENGTH / length))
     return [(seed << 32) + (3 << 30) + episode for episode in range(max(2, count))]
 
 
-# ---- questions about draws
+# ---- tests of draws
 def sampling_tests(draws: Draws) -> list[Finding]:
-    """Run all tests on the draws of one sampler; stop after the first if a draw has an impossible size or member."""
+    """Run all tests on the draws of one sampler; only the first if a draw has an impossible size or member."""
     law, question = draws.law, f"{draws.what}: sizes and members"
     members = finding(question, [float(_is_possible(law, t, draw)) for t, draw in draws.all], lambda i: f"draw {i}")
     if not members.passed:
@@ -171,7 +169,7 @@ def _is_possible(law: SamplingLaw, t: int, draw: Draw) -> bool:
 
 
 def _participations(draws: Draws) -> Finding:
-    """Test the largest number of participations of one unit, where draws are public."""
+    """Test the largest number of participations of one unit, if draws are public."""
     question, law = f"{draws.what}: participations", draws.law
     if law.max_participations is None:
         return not_examined(question, "public draws without max_participations")
@@ -181,7 +179,7 @@ def _participations(draws: Draws) -> Finding:
 
 
 def _passes(draws: Draws) -> list[Finding]:
-    """Test that each unit is in exactly one round of every whole pass, and in at most one of a pass that was cut."""
+    """Test that each unit is in exactly one round of each whole pass, and in at most one of an unfinished pass."""
     size, counts = draws.law.pass_rounds, list[tuple[bool, Draw]]()
     if size == 1:
         return []
@@ -209,7 +207,7 @@ def _separations(draws: Draws) -> list[Finding]:
 
 
 def _rates(draws: Draws) -> list[Finding]:
-    """Test how many units are drawn in all, and how often each one."""
+    """Test the total number of drawn units, and how often each unit is drawn."""
     law = draws.law
     each, could, due = (np.zeros(law.population) for _ in range(3))  # drawn, possible, expected
     shares = []  # drawn and expected share of the possible units, by round
@@ -234,9 +232,7 @@ def _rates(draws: Draws) -> list[Finding]:
 
 
 def _sizes(draws: Draws) -> list[Finding]:
-    """Test how often a draw has more units than m, than m - sqrt(m) and than m + sqrt(m), where m is the stated mean
-    size.
-    """
+    """Test how often a draw has more than m, m - sqrt(m) and m + sqrt(m) units, where m is the stated mean size."""
     law, question = draws.law, f"{draws.what}: spread of sizes"
     if law.size is not None:
         return []
@@ -258,7 +254,7 @@ def _sizes(draws: Draws) -> list[Finding]:
 
 
 def _secrecy(draws: Draws) -> Finding:
-    """Test that two draws share members at the stated rate: draws of near rounds, and of one round under two seeds."""
+    """Test that two draws (of near rounds, or of one round under two seeds) share members at the stated rate."""
     law, longest = draws.law, max(map(len, draws.episodes))
     # the least number of rounds after which the same units can be drawn again
     first = law.inclusions(0) > 0
@@ -284,9 +280,9 @@ def _secrecy(draws: Draws) -> Finding:
     return finding(f"{draws.what}: secrecy", chances, lambda i: names[i], trials > 0)
 
 
-# ---- sensitivity to one unit
+# ---- tests of sensitivity
 class Tensors(nn.Module):
-    """Linear model x . w whose weight vector w is split into several tensors."""
+    """Linear model <x, w> whose weight vector w is split into several tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +293,7 @@ class Tensors(nn.Module):
 
 
 def model_of(name: str) -> nn.Module:
-    """Return a model with fixed weights for which the engine uses the code path of this name."""
+    """Return a model with fixed weights for which the engine uses its code path `name`."""
     if name == "tensors":
         return Tensors()
     size = WIDTH * TENSORS
@@ -308,7 +304,7 @@ def model_of(name: str) -> nn.Module:
 
 
 def sensitivity_tests(plan: Plan, seed: int = 0) -> list[Finding]:
-    """Compare the measured sensitivity to one unit on each path with the sensitivity the noise is calibrated to."""
+    """Test, on each code path of the engine, that the sensitivity to one unit is at most that of the calibration."""
     small, findings = shrink_plan(plan), []
     for name, path in PATHS:
         title = f"sensitivity to one {small.unit}, {name} model" + (f", {path}" if path else "")
@@ -326,7 +322,7 @@ def sensitivity_tests(plan: Plan, seed: int = 0) -> list[Finding]:
 
 
 def _relative_changes(plan: Plan, model: nn.Module, path: Path | None, seed: int) -> Iterator[float]:
-    """Yield (distance of two sums) / (sensitivity that the noise is calibrated to), for some rounds and data sets."""
+    """Yield (distance of two sums) / (sensitivity of the calibration) for some rounds and pairs of data sets."""
     norm = 2 if isinstance(plan.bound, AlreadyPrivate) else plan.bound.norm
 
     def distance(one: Tensor, other: Tensor) -> float:
@@ -344,7 +340,7 @@ def _relative_changes(plan: Plan, model: nn.Module, path: Path | None, seed: int
 
 
 def _drawn_rounds(plan: Plan, seed: int) -> Iterator[tuple[int, Seeded, Cohort, int]]:
-    """Yield (t, streams, cohort, row) for rounds that read record `row` of the first client or silo."""
+    """Yield (t, streams, cohort, row) for rounds in which record `row`, of the cohort's first client, is read."""
     reads = plan.local.reads
     for k in range(TRIES):
         t, streams = k % plan.rounds, Seeded((seed << 32) + k)
@@ -360,7 +356,7 @@ def _drawn_rounds(plan: Plan, seed: int) -> Iterator[tuple[int, Seeded, Cohort, 
 
 
 def _data(plan: Plan, model: nn.Module, row: int, sign: float, others: float) -> Task:
-    """Return a task with large records scaled by `others`, except record `row`, which is scaled by `sign`."""
+    """Return a task whose gradients have scale `others`, except that of record `row`, which has scale `sign`."""
     reads, population = plan.local.reads, plan.clients.population
     sizes = [1 if reads is None else reads.size(silo) for silo in range(population)]
     count, size = sum(sizes), WIDTH * TENSORS

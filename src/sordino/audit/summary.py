@@ -1,4 +1,4 @@
-"""Audit of a run or of a TOML file, as JSON data and as text, for `sordino audit` and `Result.audit`."""
+"""Audit of a run folder or a TOML file, as JSON data and as text. Called by `sordino audit` and `Result.audit`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,13 @@ Layer = Literal["mechanism", "canaries", "membership"]
 
 
 def audit_target(target: Path, layer: Layer, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """Run one audit layer on a run folder, which is certified first, or on a TOML file with these changed settings."""
+    """Run one audit layer on a run folder, whose certificate is checked first, or on a TOML file.
+
+    `changes` are settings KEY=VALUE that replace those of the TOML file.
+    """
     if changes and target.is_dir():
-        raise ConfigError(f"--set or --seed for the folder {target}, which has run", "a TOML file", "drop the option")
+        found = f"--set or --seed for {target}, the folder of a finished run"
+        raise ConfigError(found, "a TOML file", "drop the option, or audit the TOML file")
     if layer == "membership":
         folder, task = trained_run(target)
         return membership_layer(task, folder.config().plan, folder.facts())
@@ -44,7 +48,7 @@ def audit_target(target: Path, layer: Layer, changes: Sequence[str] = ()) -> dic
 
 
 def mechanism_layer(plan: Plan, delta: float) -> dict[str, Any]:
-    """Layer 1: attack one round of the plan, and test trial rounds against the plan; needs no data."""
+    """Run layer 1, which needs no data: attack one round of the plan, and compare trial rounds with the plan."""
     found, tests = audit_mechanism(plan, delta=delta), audit_behaviour(plan)
     return {
         "passed": all(audit.passed for audit in found) and all(one.passed for one in tests),
@@ -56,7 +60,10 @@ def mechanism_layer(plan: Plan, delta: float) -> dict[str, Any]:
 
 
 def audit_behaviour(plan: Plan, *, seed: int = 0, rounds: int = ROUNDS) -> list[Finding]:
-    """Test noise, sampling and sensitivity; a false alarm has probability at most `noise_test.FALSE_ALARM`."""
+    """Test noise, sampling and sensitivity of the plan's code on trial rounds with synthetic data.
+
+    Correct code fails with probability at most `noise_test.FALSE_ALARM`.
+    """
     if not any(event.protects for line in plan.forecast.lines for event, _ in line.entries):
         return [noise_test.not_examined("everything", "the plan has no guarantee against any adversary")]
     plan = replace(plan, prepare=())
@@ -71,16 +78,16 @@ def audit_behaviour(plan: Plan, *, seed: int = 0, rounds: int = ROUNDS) -> list[
 
 
 def canary_layer(plan: Plan, task: Task, delta: float) -> dict[str, Any]:
-    """Layer 2: train once with planted canaries."""
+    """Run layer 2: train once with canaries, and compare the attack's lower bounds with the certified epsilon."""
     found = audit_canaries(plan, task, delta=delta)
     return {"passed": found.passed, "canaries": asdict(found)}
 
 
 def membership_layer(task: Task, plan: Plan, facts: Facts) -> dict[str, Any]:
-    """Layer 3: membership attack on the trained model by a loss threshold, compared with the certificate's limits.
+    """Run layer 3: attack the trained model by a loss threshold, and compare the result with the certificate's limits.
 
-    The attack fails the audit if its rates exceed the limits by three standard errors, at most 1.5 / sqrt(n) for n
-    records.
+    The audit fails if AUC or true-positive rate exceed their limits by three standard errors. The standard error of a
+    rate over n records is at most 0.5 / sqrt(n).
     """
     found, reach = audit_membership(task.model, task), ceilings(plan, facts)["models"]
     errors = [1.5 / records**0.5 for records in (found.members, found.strangers)]
@@ -96,10 +103,10 @@ def _certified(target: Path) -> RunFolder:
 
 
 def trained_run(target: Path) -> tuple[RunFolder, Task]:
-    """Return a certified run and its task with the trained model."""
+    """Return the folder of a finished run, after checking its certificate, and its task with the trained model."""
     if not target.is_dir():
-        fix = "add --mechanism to audit a file's plan"
-        raise ConfigError(f"{target}, which is no run folder", "a finished run", fix)
+        fix = "pass the folder of a run, or add --mechanism to audit a TOML file"
+        raise ConfigError(f"{target}, which is no run folder", "the folder of a finished run", fix)
     folder = _certified(target)
     task = _prepared_task(folder.config(), target)
     load_weights(task.model, load_file(target / "model.safetensors"))
@@ -107,20 +114,19 @@ def trained_run(target: Path) -> tuple[RunFolder, Task]:
 
 
 def _prepared_task(config: Config, target: Path) -> Task:
-    """Return the task with columns scaled by the run's released histograms, or for a TOML file by those of a trial
-    run.
-    """
     task = config.build()
     if not task.waiting:
         return task
     if not target.is_dir():
+        # a TOML file has no released histograms: release them as a run would
         return prepare_columns(config.plan, task, Seeded(config.run.seed), lambda t, cohort: None, State(0, {}))[0]
     return with_released_columns(task, target)
 
 
 def text(found: dict[str, Any]) -> str:
-    """Return the results as text, one line each, and the verdict: passed, FAILED, or NOT PASSED if a test could not
-    run.
+    """Format audit results as text, with one line per result and the verdict: passed, FAILED, or NOT PASSED.
+
+    NOT PASSED means that a test could not run.
     """
     attacks, tests = found.get("mechanism", []), found.get("behaviour", [])
     missing = [one for one in tests if not one["examined"]]

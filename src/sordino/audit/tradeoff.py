@@ -1,7 +1,8 @@
 """Hypothesis tests between two neighbouring data sets: the power a certificate allows, and the power samples prove.
 
-A test that says "the client is there" is right with probability `power` if the client is there, and wrong with
-probability `false` if not. Privacy bounds power at every false-alarm rate. Called by all attacks of the audit.
+A test decides whether one client is present. Its `power` is the probability of the decision "present" if the client is
+present; `false`, its false-alarm rate, is the probability of this decision if the client is absent. Privacy bounds the
+power at every false-alarm rate. Called by all attacks of the audit.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ class Limit:
 
         F(a) = min over eps of exp(eps) a + delta(eps),   for Gaussian releases F(a) = Phi(Phi^-1(a) + mu)
 
-    Guarantee: no test of the release has more power, if the cost is correct (Wasserman, Zhou 2010; Dong, Roth, Su
-    2022).
+    If the cost is correct, no test of the release has more power (Wasserman, Zhou 2010; Dong, Roth, Su 2022).
     """
 
     mu: float | None
@@ -39,8 +39,10 @@ class Limit:
 
     @classmethod
     def of(cls, line: Line, epsilon: float, delta: float) -> Limit:
-        """Compute the curve of one adversary's cost line at epsilons within +-epsilon; for a shuffled release, which
-        has no curve, use the one point (epsilon, delta)."""
+        """Compute the limit for one adversary's line of the cost, on a grid from -epsilon to epsilon.
+
+        A shuffled release has no such curve; its limit is the one point (epsilon, delta).
+        """
         mu = accountant.gaussian_mu(line.entries, line.relation)
         if mu is not None or any(event.spends_delta for event, _ in line.entries):
             return cls(mu, np.array([epsilon]), np.array([delta]))
@@ -48,7 +50,7 @@ class Limit:
         return cls(None, epsilons, np.array(accountant.deltas_at(line.entries, line.relation, epsilons.tolist())))
 
     def most(self, false: Array) -> Array:
-        """Return F(a), the largest power allowed, for each false-alarm rate a in `false`."""
+        """Return F(a), the largest allowed power, for each false-alarm rate a in `false`."""
         if self.mu is not None:
             return np.asarray(special.ndtr(special.ndtri(false) + self.mu))
         return true_positives(false, self.epsilons, self.deltas)
@@ -57,7 +59,7 @@ class Limit:
 def separation(power: Array, false: Array) -> Array:
     """Return Phi^-1(power) - Phi^-1(false), the mu of Gaussian DP at one point (Dong, Roth, Su 2022, Definition 3).
 
-    The result is 0 for tests that always or never raise an alarm, and infinite for power 1 otherwise.
+    It is 0 if `false` is 0 or 1 or `power` is 0, and otherwise infinite for power 1.
     """
     inside = (false > 0) & (false < 1) & (power > 0)
     a, b = np.where(inside, power, 0.5), np.where(inside, false, 0.5)
@@ -65,40 +67,37 @@ def separation(power: Array, false: Array) -> Array:
 
 
 def at_least_zero(lower: float) -> float:
-    """Return max(0, lower); a NaN counts as an infinite lower bound, so that it cannot pass."""
+    """Return max(0, lower), or infinity for NaN, so that a NaN fails the audit."""
     return math.inf if math.isnan(lower) else max(0.0, float(lower))
 
 
 def not_finite(*scores: Array) -> bool:
-    """Return whether any score is NaN or infinite: such a release may reveal anything."""
+    """Return whether any score is NaN or infinite; a release with such scores may reveal anything."""
     return not all(np.isfinite(each).all() for each in scores)
 
 
 def at_most(hits: Array, trials: int, alpha: float) -> Array:
-    """Return the Clopper-Pearson upper bound on a rate from `hits` of `trials`; it is too low with probability <=
-    alpha.
-    """
+    """Return the Clopper-Pearson upper bound on a rate from `hits` in `trials`, at confidence level 1 - alpha."""
     return np.where(hits >= trials, 1.0, special.betaincinv(hits + 1, np.maximum(trials - hits, 0.5), 1 - alpha))
 
 
 def at_least(hits: Array, trials: int, alpha: float) -> Array:
-    """Return the Clopper-Pearson lower bound on a rate from `hits` of `trials`; it is too high with probability <=
-    alpha.
-    """
+    """Return the Clopper-Pearson lower bound on a rate from `hits` in `trials`, at confidence level 1 - alpha."""
     return 1.0 - at_most(trials - hits, trials, alpha)
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Confidence bounds of the tests `score > threshold`: power at least `power`, false alarms at most `false`."""
+    """Confidence bounds for tests: the power is at least `power`, the false-alarm rate at most `false`."""
 
     power: Array
     false: Array
 
     @classmethod
     def of(cls, there: Array, gone: Array, thresholds: Array, alpha: float) -> Rates:
-        """Bound power and false alarms from scores with and without the client; each bound fails with probability
-        alpha.
+        """Bound the rates of the tests score > threshold, from scores with (`there`) and without (`gone`) the client.
+
+        Each bound fails with probability at most alpha.
         """
 
         def above(scores: Array) -> Array:
@@ -107,7 +106,7 @@ class Rates:
         return cls(at_least(above(there), len(there), alpha), at_most(above(gone), len(gone), alpha))
 
     def mu(self) -> Array:
-        """Return a lower bound on mu, if the release is mu-GDP."""
+        """Return the lower bound on mu that each test proves if the release is mu-GDP."""
         return separation(self.power, self.false)
 
     def epsilon(self, delta: float) -> Array:
@@ -128,13 +127,15 @@ def thresholds(there: Array, gone: Array) -> Array:
 
 
 def statistics(there: Array, gone: Array) -> dict[str, Statistic]:
-    """Return candidate test statistics by name, fitted to samples of two features of a release: the shift along the
-    direction in which the data sets differ, and the spread across it.
+    """Return candidate test statistics by name, fitted to samples of two features of a release.
 
-    shift            optimal for noise of a known scale, and for mixtures of that noise with none
-    shift / spread   for a noise scale that varies and is seen
-    spread, -spread  for a noise scale that itself depends on the client
-    learned          log((n_there + 1) / (n_gone + 1)) of a trial's cell; cells are quantiles of both features
+    The features are the shift along the direction in which the data sets differ, and the spread across that direction.
+
+    shift            optimal for noise of a known scale, also if some trials have no noise
+    shift / spread   for a noise scale that varies between trials and can be estimated from the spread
+    spread, -spread  for a noise scale that depends on the client
+    learned          log((n_there + 1) / (n_gone + 1)), with the sample counts of the trial's cell in a grid of
+                     quantiles of both features
     """
     centre, shape, pool = float(np.median(gone[:, 0])), (48, 12), np.concatenate([there, gone])
     edges = [np.quantile(pool[:, i], np.linspace(0, 1, k + 1)[1:-1]) for i, k in enumerate(shape)]
@@ -156,9 +157,7 @@ def statistics(there: Array, gone: Array) -> dict[str, Statistic]:
 
 @dataclass(frozen=True)
 class Guess:
-    """One hypothesis test: score > threshold, or score < threshold if `swapped`.
-
-    It is chosen on other samples than those that bound its error rates."""
+    """Hypothesis test score > threshold (score < threshold if `swapped`), chosen on separate samples."""
 
     name: str
     statistic: Statistic
@@ -167,7 +166,7 @@ class Guess:
     worth: float = -math.inf  # on the samples that chose it
 
     def rates(self, there: Array, gone: Array, alpha: float) -> Rates:
-        """Bound power and false alarms on samples that were not used to choose the test."""
+        """Bound power and false-alarm rate of the test on samples that were not used to choose it."""
         one, other = _scores(self.statistic, there, gone, self.swapped)
         return Rates.of(one, other, np.array([self.threshold]), alpha)
 
@@ -177,8 +176,7 @@ def _scores(statistic: Statistic, there: Array, gone: Array, swapped: bool) -> t
 
 
 def choose(there: Array, gone: Array, worth: Callable[[Rates], Array], alpha: float) -> Guess:
-    """Return the test that maximises `worth`: statistics are fitted on one half of the samples and compared on the
-    other.
+    """Return the test that maximises `worth`; half of the samples fit the statistics, the other half compares them.
 
     A smaller alpha makes it less likely that a useless test wins by chance.
     """

@@ -1,16 +1,17 @@
 """Attacks on a whole training: one-run canaries (`sordino audit --canaries`) and membership by a loss threshold.
 
 Canaries: the plan trains once, with canary clients or records among the others, each included with probability 1/2. A
-canary is data (random inputs, a random label) and goes through the task's model, the plan's solver, the engine and the
-loop like all other data. An adversary who knows all data and all randomness but which canaries are included, and sees
-each round's release, scores every canary; right guesses become lower bounds. Such a training is not for release.
+canary has random inputs and a random label, and is processed like all other data. The adversary sees each round's
+release, and knows all data and all randomness except which canaries are included; it scores every canary and guesses
+which are included. The number v of right guesses among r guesses on m canaries gives lower bounds:
 
-    epsilon   Steinke, Nasr, Jagielski 2023, Theorem 5.2: right guesses are dominated by W = Binomial(r, expit(eps)),
-              with 2 m delta max_i P[v > W >= v - i] / i added for delta
+    epsilon   Steinke, Nasr, Jagielski 2023, Theorem 5.2: under (eps, delta)-DP, with W = Binomial(r, expit(eps)),
+              P[at least v right guesses] <= P[W >= v] + 2 m delta max_i P[v > W >= v - i] / i
     f-DP      Mahloujifar, Melis, Chaudhuri 2024, Algorithm 3: a recursion over the number of right guesses, for any
-              trade-off curve; here of a Gaussian with mu, or of the certificate itself
+              trade-off curve; here that of mu-GDP, or that of the certificate
 
 Guarantee: each bound is above the truth with probability at most `ALPHA` over the random inclusion of canaries.
+A model that was trained with canaries must not be released. Called by `summary`.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ Inverse = Callable[[float], float]  # inverse trade-off curve: least false-alarm
 # ---- one-run canaries
 @dataclass(frozen=True)
 class CanaryAudit:
-    """Result of the canary attack by an adversary who sees the models: lower bounds beside the certified epsilon.
+    """Result of the canary attack by an adversary who sees the models: lower bounds, and the certified epsilon.
 
-    lower_epsilon     holds for any mechanism (Steinke, Nasr, Jagielski 2023)
-    lower_mu          holds if the whole run is mu-GDP for some mu (Mahloujifar, Melis, Chaudhuri 2024)
+    lower_epsilon     lower bound that holds for any mechanism (Steinke, Nasr, Jagielski 2023)
+    lower_mu          lower bound that holds if the whole run is mu-GDP (Mahloujifar, Melis, Chaudhuri 2024)
+    gaussian_epsilon  epsilon at delta of lower_mu-GDP
     passed            the attack refutes neither the certified epsilon nor the certified trade-off curve
     """
 
@@ -80,14 +82,13 @@ class CanaryAudit:
 
 
 def audit_canaries(plan: Plan, task: Task, *, delta: float, most: int = MAX_CANARIES, seed: int = 0) -> CanaryAudit:
-    """Train once with canaries; return lower bounds on epsilon beside the certified epsilon."""
+    """Train once with at most `most` canaries; return lower bounds on epsilon, and the certified epsilon."""
     line = max(plan.cost().of("models"), key=lambda one: accountant.bound(one.entries, one.relation, delta).value)
     if not all(event.protects for event, _ in line.entries):
-        raise DataError("a plan without a guarantee", "a certified epsilon to compare with", "add noise to the plan")
+        raise DataError("a plan without a guarantee", "a finite epsilon, to compare with", "add noise to the plan")
     planted = plant(plan, task, line, min(most, max(2, MAX_ENTRIES // task.layout.size)), seed)
-    alone = replace(
-        plan, clients=Everyone(planted.alone.clients.population), local=plan.local.for_one_record(), release=NoNoise()
-    )
+    everyone, local = Everyone(planted.alone.clients.population), plan.local.for_one_record()
+    alone = replace(plan, clients=everyone, local=local, release=NoNoise())
     worker = InProcess().prepare(alone, planted.alone, Seeded(0))
     scores, rounds, engine = np.zeros(len(planted.inside)), 0, RecordingEngine(absent=planted.absent)
     for _ in run(plan, planted.task, engine=engine, streams=Seeded(seed), eval_every=plan.rounds + 1):
@@ -100,10 +101,10 @@ def audit_canaries(plan: Plan, task: Task, *, delta: float, most: int = MAX_CANA
 def lower_bounds(scores: Floats, inside: Bits, line: Line, delta: float, unit: str, rounds: int) -> CanaryAudit:
     """Return the largest lower bounds on epsilon and mu over several numbers of guesses.
 
-    Each is tested at level ALPHA / len(SHARES), so that all of them hold together at level ALPHA (Bonferroni).
+    Each number is tested at level ALPHA / len(SHARES), so that all bounds hold together at level ALPHA (Bonferroni).
     """
     if not_finite(scores):
-        raise DataError("canary scores with NaN or infinity", "finite releases", "look for NaN in a part of the plan")
+        raise DataError("canary scores with NaN or infinity", "finite releases", "find the part that returns NaN")
     tried, alpha = [guesses(scores, inside, share) for share in SHARES], ALPHA / len(SHARES)
     epsilons = [least_epsilon(found, delta, alpha) for found in tried]
     mu, best = max(least_mu(found, alpha) for found in tried), tried[int(np.argmax(epsilons))]
@@ -122,11 +123,11 @@ def lower_bounds(scores: Floats, inside: Bits, line: Line, delta: float, unit: s
 @codec.hides_values
 @dataclass(frozen=True)
 class Planted:
-    """A task with planted canaries, and what the adversary knows about the canaries.
+    """Task with canaries, and the adversary's knowledge about them.
 
-    Canary i is client (or record) `places[i]`, and is present if inside[i]. Otherwise it is absent or, under
-    replace-one, replaced by another record, its stand-in. `alone` has every canary, then every stand-in, as a client
-    of one record.
+    Canary i takes the place of client (or record) places[i] if inside[i]. Otherwise it is absent or, under replace-one,
+    another record, its stand-in, takes that place. In the task `alone` each canary, and then each stand-in, is a client
+    with one record.
     """
 
     task: Task
@@ -138,7 +139,10 @@ class Planted:
 
 
 def plant(plan: Plan, task: Task, line: Line, most: int, seed: int) -> Planted:
-    """Return the task with canaries in the place of some clients, or of some records of the silos of this cost line."""
+    """Return the task with canaries in the place of some clients, or of some records.
+
+    `line` is the line of the cost that is attacked; if it has silos, canaries are placed in these silos only.
+    """
     rng, replaced, per_client = Seeded(seed).at(0, "canaries"), line.relation == "replace_one", plan.unit == "client"
     held = task.clients
     silos = np.repeat(np.arange(held.population), np.diff(held.offsets))
@@ -167,8 +171,10 @@ def plant(plan: Plan, task: Task, line: Line, most: int, seed: int) -> Planted:
 
 
 def canary_records(like: Records, count: int, stand_ins: bool, rng: np.random.Generator) -> Records:
-    """Draw canary records: large random inputs of the data's type, and labels of random records. With `stand_ins`,
-    append records with the opposite inputs."""
+    """Draw canary records: large random inputs of the data's type, with labels of random records of `like`.
+
+    With `stand_ins`, as many records follow with opposite inputs, or with other random inputs if they are integers.
+    """
     shape = (count, *like.x.shape[1:])
     y = like.y[torch.from_numpy(rng.integers(len(like.x), size=count))].clone()
     if like.x.is_floating_point():
@@ -182,7 +188,6 @@ def canary_records(like: Records, count: int, stand_ins: bool, rng: np.random.Ge
 
 
 def _messages(worker: InProcessWorker, job: ClientJob, count: int) -> Tensor:
-    """Return the encoded messages [count, d'] that each client sends for this round's model."""
     found, step = [], 64 if worker.path == "batched" else 1
     for part in (np.arange(i, min(i + step, count)) for i in range(0, count, step)):
         rows = worker.solve(part, job.public, job.start)
@@ -194,10 +199,11 @@ def _messages(worker: InProcessWorker, job: ClientJob, count: int) -> Tensor:
 def _scores(
     plan: Plan, planted: Planted, worker: InProcessWorker, job: ClientJob, collected: Collected, streams: Seeded
 ) -> Floats:
-    """Return the best linear score of each canary, (z^2 + v K)^-1 D r, with K = D D^T.
+    """Return the best linear score of each canary, (z^2 I + v D D^T)^-1 D r.
 
-    D are the canaries' messages [m, d], z is the noise's standard deviation, v the variance of one canary's inclusion,
-    and r the noised sum minus the other clients' messages and the canaries' mean contribution.
+    D has the messages [m, d] of the m canaries minus those of their stand-ins, z is the noise's standard deviation, v
+    the variance of one canary's inclusion, and r the noised sum minus the other clients' messages and the canaries'
+    mean contribution.
     """
     if not plan.release.accepts(collected.received):
         return np.zeros(len(planted.inside))
@@ -231,7 +237,7 @@ def _scores(
 
 
 def _drawn_canaries(plan: Plan, planted: Planted, job: ClientJob, streams: Seeded) -> Bits:
-    """Return which canaries or stand-ins were read in this round: the simulation's random draws are repeated."""
+    """Return which canaries or stand-ins were read in this round, by repeating the simulation's random draws."""
     if plan.unit == "client":
         return np.isin(planted.places, job.cohort) & (planted.inside | planted.replaced)
     held, t = planted.task.clients, job.public.t
@@ -248,7 +254,7 @@ def _drawn_canaries(plan: Plan, planted: Planted, job: ClientJob, streams: Seede
 # ---- from right guesses to lower bounds
 @dataclass(frozen=True)
 class Guesses:
-    """Counts of a canary attack: `right` guesses among all `made` guesses on which of the `canaries` were included."""
+    """Counts of a canary attack: canaries, guesses whether a canary was included, and right guesses among them."""
 
     canaries: int
     made: int
@@ -256,7 +262,7 @@ class Guesses:
 
 
 def guesses(scores: Floats, inside: Bits, share: float) -> Guesses:
-    """Guess that canaries with the largest scores are inside and those with the smallest are outside; skip the rest."""
+    """Guess "included" for the largest scores and "not included" for as many smallest, for a `share` of canaries."""
     half = max(1, round(share * len(scores) / 2))
     order = np.argsort(scores, kind="stable")
     right = int((~inside[order[:half]]).sum() + inside[order[-half:]].sum())
@@ -264,7 +270,7 @@ def guesses(scores: Floats, inside: Bits, share: float) -> Guesses:
 
 
 def chance(found: Guesses, epsilon: float, delta: float) -> float:
-    """Return the largest probability of this many right guesses under (epsilon, delta)-DP."""
+    """Return an upper bound on the probability of at least this many right guesses under (epsilon, delta)-DP."""
     r, v = found.made, found.right
     rate = float(special.expit(epsilon))
     at_least = float(special.bdtrc(v - 1, r, rate)) if v else 1.0
@@ -276,24 +282,20 @@ def chance(found: Guesses, epsilon: float, delta: float) -> float:
 
 
 def least_epsilon(found: Guesses, delta: float, alpha: float) -> float:
-    """Return a lower bound on epsilon: the largest one at which this many right guesses have probability <= alpha."""
+    """Return a lower bound on epsilon: the largest for which so many right guesses have probability <= alpha."""
     return _largest(lambda epsilon: chance(found, epsilon, delta) <= alpha, 50.0)
 
 
 def least_mu(found: Guesses, alpha: float) -> float:
-    """Return a lower bound on mu: the largest one at which mu-GDP gives this many right guesses probability <=
-    alpha.
-    """
+    """Return a lower bound on mu: the largest for which mu-GDP gives so many right guesses probability <= alpha."""
     return _largest(lambda mu: rejects(gaussian_inverse(mu), found, alpha), 20.0)
 
 
 def rejects(inverse: Inverse, found: Guesses, alpha: float) -> bool:
-    """Return whether the attack refutes a trade-off curve: whether this many right guesses have probability <= alpha
-    under it.
-    """
+    """Return whether so many right guesses have probability <= alpha under a trade-off curve, and so refute it."""
     m, made, right = found.canaries, found.made, found.right
     if not right or right == made:
-        right = min(right, made - 1)  # the recursion needs one of each kind; fewer right ones prove less
+        right = min(right, made - 1)  # the recursion needs a wrong guess; fewer right guesses prove less
     r, h = alpha * right / m, alpha * (made - right) / m
     for i in range(right - 1, -1, -1):
         grown = max(h, inverse(min(r, 1.0)))
@@ -304,19 +306,21 @@ def rejects(inverse: Inverse, found: Guesses, alpha: float) -> bool:
 
 
 def gaussian_inverse(mu: float) -> Inverse:
-    """Return Phi(Phi^-1(power) - mu), the inverse trade-off curve of mu-GDP."""
+    """Return the inverse trade-off curve of mu-GDP, power -> Phi(Phi^-1(power) - mu)."""
     return lambda power: float(special.ndtr(special.ndtri(power) - mu))
 
 
 def certified_inverse(limit: Limit) -> Inverse:
-    """Return the inverse of a certificate's curve: power <= min over e of exp(e) a + delta(e), solved for a."""
+    """Return the inverse of a certified trade-off curve: power -> the least false-alarm rate a with
+
+    power <= min over e of exp(e) a + delta(e).
+    """
     if limit.mu is not None:
         return gaussian_inverse(limit.mu)
     return lambda power: float(np.clip(np.max((power - limit.deltas) * np.exp(-limit.epsilons)), 0.0, 1.0))
 
 
 def _largest(refuted: Callable[[float], bool], most: float) -> float:
-    """Return by bisection the largest value below `most` that is refuted; 0 if none is."""
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, most
@@ -329,7 +333,7 @@ def _largest(refuted: Callable[[float], bool], most: float) -> float:
 # ---- membership inference
 @dataclass(frozen=True)
 class MembershipAudit:
-    """Result of a membership attack by a loss threshold; random guessing has AUC 0.5 and equal rates."""
+    """Result of a membership attack by a loss threshold; random guessing has AUC 0.5."""
 
     members: int
     strangers: int
@@ -338,9 +342,9 @@ class MembershipAudit:
 
 
 def audit_membership(model: nn.Module, task: Task, *, most: int = 20_000, seed: int = 0) -> MembershipAudit:
-    """Attack `model` with the clients' records as members and the test records as non-members (paper 000, Figure 7)."""
+    """Attack `model` by a loss threshold, with the clients' records as members and the test records as non-members."""
     if task.test is None or not len(task.test):
-        raise DataError("a task without test records", "records that were not trained on", "pass test= to the task")
+        raise DataError("a task without test records", "records that were not trained on", "pass test= to Task.of")
     rng, task = Seeded(seed).at(0, "membership"), task if model is task.model else replace(task, model=model)
     assert task.test is not None
     losses: list[Any] = []
@@ -353,7 +357,7 @@ def audit_membership(model: nn.Module, task: Task, *, most: int = 20_000, seed: 
 
 
 def auc(inside: Floats, outside: Floats) -> float:
-    """Return the area under the attack's ROC curve: P[loss of a member < loss of a non-member], ties count half."""
+    """Return the area under the attack's ROC curve, P[loss of a member < loss of a non-member]; ties count half."""
     from scipy.stats import rankdata
 
     ranks = rankdata(np.concatenate([inside, outside]))
@@ -369,7 +373,6 @@ def true_positive_rate(inside: Floats, outside: Floats, at: float) -> float:
 
 
 def _losses(task: Task, records: Records, where: Tensor) -> Floats:
-    """Return the losses of some records, computed by the captured graphs of the task's model and loss."""
     model, losses = task.program.training_model().eval(), task.program.losses
     with torch.no_grad():
         pairs = zip(torch.split(records.x[where], 2048), torch.split(records.y[where], 2048), strict=True)

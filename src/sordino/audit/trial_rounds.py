@@ -1,7 +1,8 @@
-"""Trial rounds of the behaviour audit: the loop and an engine run a plan's rounds on few clients with synthetic data.
+"""Trial rounds of the behaviour audit: the loop and an engine run a plan on few clients with synthetic data.
 
 All parts are the plan's, except the server, which is SGD with step 1, so that a round's step is the decoded mean.
-Cohorts and silos are smaller, at the same sampling rates. Every episode has its own random streams.
+Cohorts and silos are smaller, at the same sampling rates. Rounds are run in episodes, which are independent runs with
+their own random streams. Called by `summary` and by the other tests of the audit.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ FAR = 1e38  # a target that no prediction reaches: the gradient of |w x - y| is 
 @codec.hides_values
 @dataclass(frozen=True)
 class TrialRound:
-    """One trial round: cohort, sum before the noise, and step of the model."""
+    """Trial round: its cohort, its sum of messages before noise, and its step of the model."""
 
     episode: int
     t: int
@@ -64,9 +65,9 @@ class TrialRounds:
 
 
 def run_trial_rounds(plan: Plan, seed: int = 0, rounds: int = ROUNDS) -> TrialRounds:
-    """Run about `rounds` rounds of a copy of the plan with few clients, in at least two episodes (independent runs).
+    """Run about `rounds` trial rounds of a copy of the plan with few clients, in at least two independent episodes.
 
-    Under correlated noise an episode is interrupted once and resumed from a checkpoint.
+    If the noise is correlated over rounds, each episode is interrupted once and resumed from a checkpoint.
     """
     small = shrink_plan(plan)
     task, length, found = synthetic_task(small), min(small.rounds, EPISODE), list[TrialRound]()
@@ -86,7 +87,7 @@ def run_trial_rounds(plan: Plan, seed: int = 0, rounds: int = ROUNDS) -> TrialRo
 @codec.hides_values
 @dataclass(frozen=True)
 class _Unchecked(Collected):
-    """Sum of messages that the loop accepts without its own checks, because the audit examines the sum."""
+    """Sum of messages that the loop does not check, because the audit must see an invalid sum."""
 
     def check(self, plan: Plan, size: int, cohort: Cohort) -> None:
         pass
@@ -95,7 +96,7 @@ class _Unchecked(Collected):
 @codec.hides_values
 @dataclass(frozen=True)
 class RecordingEngine(InProcess):
-    """In-process engine that records every job and its sum in `seen`."""
+    """In-process engine that appends each job and its collected sum to `seen`."""
 
     absent: frozenset[int] = frozenset()  # clients that never answer
     seen: list[tuple[ClientJob, Collected]] = field(default_factory=list)
@@ -114,9 +115,9 @@ class RecordingEngine(InProcess):
 
 
 def shrink_plan(plan: Plan) -> Plan:
-    """Return the plan with few clients at the same sampling rates, and plain averaging as its server optimizer.
+    """Return a copy of the plan with few clients at the same sampling rates, and SGD with step 1 as its server.
 
-    A plan that allows no smaller population is returned with all its clients.
+    If the plan's parts refuse a smaller population, the copy has all clients.
     """
     plain = replace(plan, server=Sgd(lr=1.0), postprocess=())
     try:
@@ -129,15 +130,13 @@ def shrink_plan(plan: Plan) -> Plan:
 
 
 def shrink_clients(clients: Sampler) -> Sampler:
-    """Return the sampler with fewer clients at the same rate, so that a cohort has about `COHORT` clients."""
+    """Return a copy of the sampler with fewer clients at the same rate, and about `COHORT` clients in a cohort."""
     share = min(1.0, COHORT / clients.expected, POPULATION / clients.population)
     return clients if share == 1.0 else clients.shrunk(share)
 
 
 def shrink_release(release: Release, clients: Sampler) -> Release:
-    """Return the release for fewer clients: its required number of reports and its noise multipliers per client are
-    cut.
-    """
+    """Return a copy of the release for fewer clients: with fewer required reports and noise multipliers per client."""
     changed: dict[str, Any] = {}
     if getattr(release, "at_least", 0) > clients.expected:
         changed["at_least"] = max(1, int(clients.expected))
@@ -147,7 +146,7 @@ def shrink_release(release: Release, clients: Sampler) -> Release:
 
 
 def shrink_local(local: LocalSolver, silos: int, rounds: int, most: int) -> LocalSolver:
-    """Return the solver for this many silos of at most `most` records each."""
+    """Return a copy of the local solver for `silos` silos of at most `most` records each."""
     changed: dict[str, Any] = {}
     if local.noise_multipliers:
         changed["noise_multipliers"] = local.noise_multipliers[:silos]
@@ -160,11 +159,11 @@ def shrink_local(local: LocalSolver, silos: int, rounds: int, most: int) -> Loca
 
 
 def synthetic_task(plan: Plan) -> Task:
-    """Build a task with a linear model at zero and loss |w x - y|, y so large that a record's gradient is always its x.
+    """Build a task with a linear model w = 0 and loss |w x - y|, with -y so large that a record's gradient is its x.
 
-    If clients are protected, every client's gradient has all coordinates, far beyond the clip norm. If records are
-    protected, every record has a coordinate of its own, so that the sum shows which records were read; gradients are 0
-    where the silo itself adds noise.
+    If the privacy unit is a client, each gradient has all coordinates and is far beyond the clip norm. If it is a
+    record, each record has a coordinate of its own, so that the sum shows which records were read; x is 0 if the local
+    solver adds noise in its steps.
     """
     model = nn.Linear(SIZE, 1, bias=False)
     nn.init.zeros_(model.weight)

@@ -2,8 +2,8 @@
 
 `statement` answers the questions of NIST SP 800-226: who is protected (the data subject), who holds the data and adds
 the noise (the data curator), who receives the result (the data consumer) and who of them is trusted; the unit of
-privacy and the neighbours; how many releases the numbers cover; whether hyperparameter tuning was charged; and what
-epsilon does not cover: side channels, rows that are not protected, other releases.
+privacy and the neighbours; how many releases are covered; whether hyperparameter tuning was charged; and what epsilon
+does not cover: side channels, rows that are not protected, other releases. Called by `build`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SHARED = "the noise state of earlier rounds (the secret part of checkpoints) was
 def assumptions_of_run(
     plan: Plan, facts: Facts, cost: Cost, counts: Participation, others: Iterable[codec.Foreign]
 ) -> list[str]:
-    """List all assumptions of a certificate; `others` are the parts from other packages."""
+    """Return all assumptions of a certificate; `others` are the parts from other packages."""
     secure_sum = facts.receipts and "secure_sum" in plan.needs
     return [
         *_plan_assumptions(plan, cost, counts, facts),
@@ -56,14 +56,13 @@ def assumptions_of_run(
 
 
 def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Facts) -> list[str]:
-    """List the assumptions that follow from the plan and its cost."""
     release, reads = plan.release, plan.local.reads
     kept = [KEPT] if plan.clients.keeps_bins else [ALLOCATED] if plan.clients.pass_rounds > 1 else []
     shared = [*([SHARED] if release.correlated else []), *kept]
     provided = [f"the engine provides {need}" for need in sorted(release.needs)]
     if reads is not None:
-        words = SILO if facts.loop is None else LOOP  # a loop has one data set, and no silo
-        row = PERSON.format(facts.person) if facts.person else words["row"]
+        words = SILO if facts.loop is None else USERS if facts.loop.users else LOOP  # a loop has no silo
+        row = USER_ROWS.format(facts.user_rows) if facts.user_rows else words["row"]
         said = [row, f"{words['public']} {_declared(facts.public)}"]
         if reads.relation == "add_remove":
             said.append(words["rates"])
@@ -97,13 +96,11 @@ SUMMED = "whoever sums the messages computes the sum as planned and reveals noth
 
 
 def _trusted(part: codec.Foreign) -> str:
-    """Return the assumption about a part from another package."""
     whose = f"{part.package} {part.version}" if part.version else f"{part.package}, which has no version,"
     return f"the privacy statements that {whose} makes for its part `{part.kind}` ({part.family}) are correct"
 
 
 def _declared(public: tuple[Declared, ...]) -> str:
-    """Return a clause that names the rows, values and weights declared public, and by whom."""
     if not public:
         return "no row of the data is"
     said = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in public)
@@ -130,6 +127,12 @@ LOOP = {
     "draws": "the random draws of the batches stayed secret",
     "sum": "whoever runs the loop reveals nothing of a step but the model after the step",
 }
+USERS = LOOP | {  # a loop whose unit is the user
+    "row": "all records of one user are one unit, by the ids that make_private was given: one user has one id in all "
+    "records, and no record belongs to two users",
+    "public": "the number of users and the plan are public, and",
+    "rates": "sampling rates use the number of users in the ids, also if the data set holds another number",
+}
 
 
 COUNTED = (  # steps of a loop without a ledger
@@ -141,15 +144,19 @@ CHARGED = (
 )
 
 
+ROWS_APART = "the data set depends on another"
+
+
 def _loop_assumptions(plan: Plan, facts: Facts) -> list[str]:
-    """List the assumptions about a private PyTorch loop, which keeps no hash chain of charges."""
+    """Return the assumptions about a DP-SGD loop, which has no hash chain of charges."""
     if facts.loop is None:
         return []
     lost = "steps after the checkpoint from which the loop was resumed were seen by nobody: their noise was drawn again"
+    apart = f"no record of {'a user depends on one of another user' if facts.loop.users else ROWS_APART}"
     order = "the data set returned the same record for the same index in every epoch, and after every resume"
     return [
         *((lost, order) if plan.release.correlated else ()),
-        "no record of the data set depends on another, and the loop trains on the batches as the loader returns them",
+        f"{apart}, and the loop trains on the batches as the loader returns them",
         f"the loss is the {facts.loop.reduction} over the records of a batch; each term depends on one record alone",
         *(COUNTED if facts.ledger is None else CHARGED),
         "epsilon_so_far holds only if the decision to stop did not depend on the training data",
@@ -158,7 +165,7 @@ def _loop_assumptions(plan: Plan, facts: Facts) -> list[str]:
 
 
 def not_covered(ledger: Statement | None = None, selection: Selection | None = None) -> list[str]:
-    """List the privacy risks that the certificate does not cover."""
+    """Return the privacy risks that the certificate does not cover."""
     others = "other releases of the same data: the total privacy loss is that of all of them together"
     best = "only the trials of the sweep that selected this run are accounted"
     tuning = "tuning is not accounted" if selection is None else best
@@ -191,21 +198,25 @@ OPEN = "nobody adds noise: whoever receives a model or a message may learn every
 SUBJECTS = {
     "client": "a client: the person, device or organisation whose data are one entry of the population",
     "record": "a record: the person or event that one row of one silo stands for",
-    "person": "a person: whoever the column of persons names in one silo",
+    "user": "a user: whoever the column of persons names in one silo",
 }
 UNITS = {
     "client": "user level: all data of one client",
     "record": "event level: one record of one silo",
-    "person": "user level: all rows of one person in one silo",
+    "user": "user level: all rows of one user in one silo",
 }
-PERSON = (
-    "all rows of one person in a silo are one record, of which at most {} are read, the first in the file: the column "
-    "of persons calls one person by one name in all rows, and whoever is in two silos is protected in each by itself"
+USER_ROWS = (
+    "all rows of one user in a silo are one record, of which at most {} are read, the first in the file: the column "
+    "of persons calls one user by one name in all rows, and whoever is in two silos is protected in each by itself"
 )
 IN_A_LOOP = {  # one data set, whose owner trains on it
     "data_subject": "a record: the person or event that one row of the data set stands for",
     "data_curator": "whoever runs the loop: trusted with the data, with the sampling randomness, and to add the noise",
     "unit_of_privacy": "event level: one record",
+}
+USERS_IN_A_LOOP = IN_A_LOOP | {
+    "data_subject": "a user: whoever the ids give records of the data set to",
+    "unit_of_privacy": "user level: all records of one user",
 }
 NEIGHBOURS = {
     "add_remove": "unbounded: the data with or without one unit",
@@ -222,7 +233,7 @@ TUNED = "accounted: the number of trials was random, and only the best trial is 
 
 
 def trust_model(plan: Plan) -> str:
-    """Return "central", "local", "shuffle" or "distributed", by what the release reveals and needs."""
+    """Return the trust model: "central", "local", "shuffle" or "distributed", by what the release reveals and needs."""
     if "shuffler" in plan.needs:
         return "shuffle"
     if "secure_sum" in plan.needs:
@@ -231,7 +242,7 @@ def trust_model(plan: Plan) -> str:
 
 
 def statement(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> dict[str, Any]:
-    """Return the answers to the questions of NIST SP 800-226, one entry each."""
+    """Return the certificate's answers to the questions of NIST SP 800-226, one entry each."""
     model, unit, tuned = trust_model(plan), cost.unit, facts.selection is not None
     holder = "client" if unit == "client" else "silo"
     curator = OPEN if plan.release.kind == "no_noise" else MODELS[model].format(holder=holder)
@@ -258,7 +269,7 @@ def statement(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> di
         "side_channels": f"{NOISE[facts.noise]}; time, memory and network traffic are not protected",
         "not_protected": "; ".join(unprotected) or "nothing",
         "other_releases": others,
-        **(IN_A_LOOP if facts.loop is not None else {}),
+        **({} if facts.loop is None else USERS_IN_A_LOOP if facts.loop.users else IN_A_LOOP),
     }
 
 

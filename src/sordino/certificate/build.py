@@ -1,8 +1,9 @@
-"""Builder of a run's certificate from plan, charges and model alone. `certify` builds it again and compares."""
+"""Builder of a run's certificate from its plan and facts. Called at the end of a run, and by `certify` to compare."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 from sordino import codec
 from sordino.accounting import accountant
 from sordino.accounting.composition import ADVERSARIES, Adversary, Line, Participation, has_curator
+from sordino.accounting.events import Event
 from sordino.accounting.profiles import by_participations, summary
 from sordino.accounting.rounding import upward
 from sordino.certificate.assumptions import assumptions_of_run, not_covered, statement
 from sordino.certificate.facts import Facts, Together, check_counts, participation, run_cost
+from sordino.errors import CertificateError
+from sordino.parts.releases import NoiseShares
 from sordino.rng import Mode
 from sordino.version import __version__
 
@@ -33,10 +37,11 @@ NOISE_NOTES: dict[Mode, str] = {
 
 
 def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
-    """Build the certificate of a run."""
+    """Build the certificate of a run, as a dictionary for JSON."""
     counts, cost = participation(plan, facts), run_cost(plan, facts)
     check_counts(plan, facts, counts, cost)
-    lines = {who: {**headline(cost.of(who), facts.delta, facts.deltas), **summary(cost.of(who))} for who in ADVERSARIES}
+    summed, near = _secure_sum(plan, facts, counts)
+    lines = {who: _guarantee(who, cost.of(who), facts, near) for who in ADVERSARIES}
     behind = Together.of(cost, facts.delta, facts.earlier)
     main, others = lines["models"], sorted({*codec.foreign(plan), *facts.foreign})
     reads = plan.local.reads
@@ -59,6 +64,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "prepared": _preparations(plan),
         "server": codec.dump(plan.server),
         "noise": {"mode": facts.noise, "note": NOISE_NOTES[facts.noise]},
+        "secure_sum": summed,
         "statement": statement(plan, facts, counts, cost),
         "counts": _counts(plan, facts, counts),
         "silos": list(facts.names),
@@ -81,7 +87,6 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
 
 
 def _preparations(plan: Plan) -> list[dict[str, Any]]:
-    """Return entries on the releases before round 1: what was released, with which noise, and who added the noise."""
     who = "whoever sums the messages" if has_curator(plan.unit, plan.release) else "each client, or silo, on its own"
     relation = plan.forecast.lines[0].relation
     return [
@@ -91,8 +96,7 @@ def _preparations(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _loop(plan: Plan, facts: Facts) -> dict[str, Any] | None:
-    """Return the certificate's entry on a PyTorch loop: epsilon of the steps so far, valid if the stopping time
-    depends on no data."""
+    """Return the entry on a DP-SGD loop; epsilon_so_far holds if the stopping time depends on no data."""
     if facts.loop is None:
         return None
     taken = plan.cost(Participation(facts.charged, facts.charged)).line("models")
@@ -103,32 +107,63 @@ def _loop(plan: Plan, facts: Facts) -> dict[str, Any] | None:
     }
 
 
-def headline(lines: tuple[Line, ...], delta: float, deltas: tuple[float, ...] = ()) -> dict[str, Any]:
+def _guarantee(who: Adversary, lines: tuple[Line, ...], facts: Facts, near: float) -> dict[str, Any]:
+    """Return one adversary's guarantee; only those who see sums see something at a distance from the events."""
+    return {**headline(lines, facts.delta, facts.deltas, 0.0 if who == "messages" else near), **summary(lines)}
+
+
+def _secure_sum(plan: Plan, facts: Facts, counts: Participation) -> tuple[dict[str, Any] | None, float]:
+    """Return the certificate's entry on a secure sum between machines, and the sum's distance from Gaussian noise."""
+    release = plan.release
+    if not facts.sum_length or not isinstance(release, NoiseShares):
+        return None, 0.0
+    grid = release.sum_grid(plan.clients, plan.local.reads)
+    distance = grid.distance(facts.sum_length, counts.releases)
+    entry = {
+        "step": grid.step,
+        "share_std_in_steps": grid.ratio,
+        "word_bits": grid.bits,
+        "members_at_most": grid.members,
+        "coordinates": facts.sum_length,
+        "releases": counts.releases,
+        "rounding": grid.rounding,
+        "wrapping": grid.wrapping,
+        "distance": distance,
+    }
+    return entry, distance
+
+
+def headline(
+    lines: tuple[Line, ...], delta: float, deltas: tuple[float, ...] = (), distance: float = 0.0
+) -> dict[str, Any]:
     """Return one adversary's guarantee over all silos: the largest epsilon, the largest delta, and an entry per silo.
 
-    Neighbouring data sets differ in one silo, so silos compose in parallel: the largest epsilon counts, not the sum.
+    Neighbouring data sets differ in one silo only, so silos compose in parallel: epsilons are not added.
     """
     if len(lines) == 1 and not deltas:
-        return line_entry(lines[0], delta)
+        return line_entry(lines[0], delta, distance)
     found = []
     for line in lines:
         by_delta: dict[float, list[int]] = {} if deltas else {delta: list(line.silos)}
         for silo in (line.silos or range(len(deltas))) if deltas else ():
             by_delta.setdefault(deltas[silo], []).append(silo)
-        found += [{"silos": silos, **line_entry(line, own)} for own, silos in by_delta.items()]
+        found += [{"silos": silos, **line_entry(line, own, distance)} for own, silos in by_delta.items()]
     worst = max(found, key=lambda entry: math.inf if entry["epsilon"] is None else entry["epsilon"])
     rest = {key: value for key, value in worst.items() if key != "silos"}
     return {**rest, "delta": max(entry["delta"] for entry in found), "silos": found}
 
 
 @lru_cache(maxsize=256)
-def _proved(line: Line, delta: float) -> accountant.Epsilon:
-    return accountant.epsilon(line.entries, line.relation, delta)
+def _proved(line: Line, delta: float, distance: float) -> accountant.Epsilon:
+    return accountant.epsilon_near(line.entries, line.relation, delta, distance)
 
 
-def line_entry(line: Line, delta: float) -> dict[str, Any]:
-    """Return the certificate's entry on one adversary: relation, epsilon, delta, accounting method and events."""
-    spent = _proved(replace(line, adversary="models", silos=()), delta)
+def line_entry(line: Line, delta: float, distance: float = 0.0) -> dict[str, Any]:
+    """Return the certificate's entry on one adversary: relation, epsilon, delta, accounting method and events.
+
+    `distance` is that of the releases from the events, in total variation.
+    """
+    spent = _proved(replace(line, adversary="models", silos=()), delta, distance)
     return {
         "relation": line.relation,
         "epsilon": upward(spent.value),
@@ -141,8 +176,33 @@ def line_entry(line: Line, delta: float) -> dict[str, Any]:
     }
 
 
+def check_epsilons(made: Mapping[str, Any]) -> None:
+    """Raise `CertificateError` unless every epsilon of a certificate follows from its events, relation and delta."""
+    near = 0.0 if made["secure_sum"] is None else float(made["secure_sum"]["distance"])
+    for line in made["adversaries"]:
+        field, distance = (
+            f"epsilon of the adversary {line['adversary']!r}",
+            0.0 if line["adversary"] == "messages" else near,
+        )
+        computed = []
+        for entry in line.get("silos", [line]):
+            entries = tuple((codec.read(Event, one["event"], "event"), one["count"]) for one in entry["events"])
+            computed.append(_proved(Line("models", entry["relation"], entries), entry["delta"], distance).value)
+            _check_same(field, entry["epsilon"], upward(computed[-1]))
+        _check_same(field, line["epsilon"], upward(max(computed)))
+    first = made["adversaries"][0]
+    for name in ("epsilon", "delta", "relation"):
+        if made[name] != first[name]:
+            raise CertificateError(name, f"{name} is {made[name]!r}, but {first[name]!r} for the first adversary")
+
+
+def _check_same(field: str, stored: float | None, computed: float | None) -> None:
+    if stored != computed:
+        raise CertificateError(field, f"{field} is {stored}, but its events give {computed}")
+
+
 def denominator(plan: Plan) -> float | str:
-    """Return the divisor of the noised sum: a constant of the plan, or a text that says what determines it."""
+    """Return the divisor of the noised sum: a constant of the plan, or a text on what determines it."""
     fixed = plan.release.denominator(plan.clients.expected, 1) == plan.clients.expected
     return plan.clients.expected if fixed else "the number of messages received, which this adversary sees anyway"
 
@@ -175,9 +235,6 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
 
 
 def _ledger(facts: Facts) -> dict[str, Any] | None:
-    """Return the certificate's entry on the ledger: the data set's spent epsilon over all runs, and the charged
-    events.
-    """
     found = facts.ledger
     if found is None:
         return None

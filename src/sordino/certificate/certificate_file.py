@@ -1,6 +1,6 @@
 """Certificate files: canonical text, strict parsing, comparison field by field, and Ed25519 signatures.
 
-Runs, sweeps and `certify` call this module; `sordino run --sign` and `certify --key` use the signatures.
+Called by runs, sweeps and `certify`; `sordino run --sign` and `certify --key` use the signatures.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from sordino.errors import CertificateError, ConfigError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-_MAKE = "openssl genpkey -algorithm ed25519 -out key.pem"
-_SHOW = "openssl pkey -in key.pem -pubout -out public.pem"
+_MAKE = "create one: openssl genpkey -algorithm ed25519 -out key.pem"
+_SHOW = "create it: openssl pkey -in key.pem -pubout -out public.pem"
+_RESTORE = "; fix: restore the unchanged file"
 
 
 def schema() -> dict[str, Any]:
@@ -32,29 +33,29 @@ def schema() -> dict[str, Any]:
 
 
 def text_of(made: dict[str, Any]) -> str:
-    """Return the text of a certificate file."""
+    """Return the canonical JSON text of a certificate."""
     return json.dumps(made, indent=2) + "\n"
 
 
 def parse(text: str | bytes, name: str = "certificate.json") -> Any:
-    """Parse JSON and refuse a key that occurs twice in one object, because readers may take either value."""
+    """Parse the JSON of a certificate; refuse a key that occurs twice in one object, since readers differ on it."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [word for word, _ in pairs]
         twice = next((word for word in names if names.count(word) > 1), None)
         if twice is not None:
-            raise CertificateError(twice, f"the key {twice!r} occurs twice in {name}")
+            raise CertificateError(twice, f"the key {twice!r} occurs twice in {name}{_RESTORE}")
         return dict(pairs)
 
     return json.loads(text, object_pairs_hook=once)
 
 
 def compare_text(stored: Any, text: str, computed: dict[str, Any], name: str = "certificate.json") -> None:
-    """Raise `CertificateError` unless the stored certificate text equals the recomputed one."""
+    """Raise `CertificateError` unless the text of the stored certificate equals that of the computed one."""
     compare(stored, computed)
     compare(*(json.loads(one, parse_float=str, parse_int=str) for one in (text, text_of(computed))))
     if text != text_of(computed):
-        raise CertificateError(name, f"{name} is not in the canonical format of Sordino's certificates")
+        raise CertificateError(name, f"{name} is not in the canonical format of Sordino's certificates{_RESTORE}")
 
 
 def compare(stored: Any, computed: Any, field: str = "") -> None:
@@ -64,14 +65,14 @@ def compare(stored: Any, computed: Any, field: str = "") -> None:
         for key in [*computed, *(key for key in stored if key not in computed)]:
             inner = f"{field}.{key}" if field else str(key)
             if key not in stored or key not in computed:
-                needed = f"{inner} is {'missing' if key in computed else 'not a field of this certificate'}"
-                raise CertificateError(inner, needed)
+                what = "missing" if key in computed else "not a field of this certificate"
+                raise CertificateError(inner, f"{inner} is {what}{_RESTORE}")
             compare(stored[key], computed[key], inner)
     elif isinstance(stored, list) and isinstance(computed, list) and len(stored) == len(computed):
         for i, (one, other) in enumerate(zip(stored, computed, strict=True)):
             compare(one, other, f"{field}[{i}]")
     elif type(stored) is not type(computed) or stored != computed:
-        raise CertificateError(name, f"{name} is {stored!r}, but the run's files give {computed!r}")
+        raise CertificateError(name, f"{name} is {stored!r}, but the run's files give {computed!r}{_RESTORE}")
 
 
 # ---- signatures -----------------------------------------------------------------------------------------------------
@@ -106,7 +107,8 @@ def public_key(file: Path) -> Ed25519PublicKey:
 
 def _read_key(file: Path) -> bytes:
     if find_spec("cryptography") is None:
-        raise ConfigError("no library for signatures", "the package cryptography", "pip install 'sordino[sign]'")
+        fix = "install it: pip install 'sordino[sign]'"
+        raise ConfigError("no library for signatures", "the package cryptography", fix)
     try:
         return file.read_bytes()
     except OSError as error:
@@ -115,21 +117,55 @@ def _read_key(file: Path) -> bytes:
 
 
 def sign(target: Path, key: Ed25519PrivateKey) -> None:
-    """Write certificate.sig beside certificate.json in a folder, or NAME.sig beside a file NAME.json."""
+    """Add a signature to certificate.sig beside certificate.json in a folder, or to NAME.sig beside a file NAME.json.
+
+    One line for each signer: the signature and the public key, both in base64. Lines that do not sign the certificate
+    as it is now are dropped.
+    """
     file = _signed(target)
-    durable_files.write(file.with_suffix(".sig"), base64.b64encode(key.sign(durable_files.read(file))) + b"\n")
+    data, public, path = durable_files.read(file), key.public_key(), file.with_suffix(".sig")
+    line = f"{_base64(key.sign(data))} {_base64(public.public_bytes_raw())}"
+    others = [one for one in _lines(path) if one.split()[1:] != line.split()[1:] and _own_key_signs(one, data)]
+    durable_files.write(path, "".join(f"{one}\n" for one in (*others, line)).encode())
 
 
-def check_signature(target: Path, key: Ed25519PublicKey) -> None:
-    """Raise `CertificateError` unless the certificate's bytes are signed by this key."""
+def check_signature(target: Path, key: Ed25519PublicKey) -> int:
+    """Return the number of signatures if one of them is this key's of the certificate's bytes; else refuse."""
+    file = _signed(target)
+    path, data = file.with_suffix(".sig"), durable_files.read(file)
+    lines = durable_files.read(path).decode("utf-8", "replace").splitlines()
+    if not any(_signs(line.split(), data, key) for line in lines):
+        said = "this key's signature" if len(lines) < 2 else f"a signature of this key, among its {len(lines)}"
+        raise CertificateError(path.name, f"{path.name} is not {said} of {file.name}")
+    return len(lines)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _lines(path: Path) -> list[str]:
+    return durable_files.read(path).decode("utf-8", "replace").splitlines() if path.exists() else []
+
+
+def _signs(words: list[str], data: bytes, key: Ed25519PublicKey) -> bool:
+    """Return whether the first word is this key's signature of `data`."""
     from cryptography.exceptions import InvalidSignature
 
-    file = _signed(target)
-    name = file.with_suffix(".sig").name
-    try:
-        key.verify(base64.b64decode(durable_files.read(file.with_suffix(".sig"))), durable_files.read(file))
-    except (InvalidSignature, ValueError):
-        raise CertificateError(name, f"{name} is not this key's signature of {file.name}") from None
+    with suppress(InvalidSignature, ValueError):
+        key.verify(base64.b64decode(words[0] if words else ""), data)
+        return True
+    return False
+
+
+def _own_key_signs(line: str, data: bytes) -> bool:
+    """Return whether a line's signature of `data` is by the key that the line names; lines without one are dropped."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    with suppress(ValueError):
+        words = line.split()
+        return len(words) == 2 and _signs(words, data, Ed25519PublicKey.from_public_bytes(base64.b64decode(words[1])))
+    return False
 
 
 def _signed(target: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Explanation of a certificate in plain sentences. `sordino explain` and reports call it."""
+"""Explanation of a certificate in plain sentences. Called by `sordino explain` and by reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ CHANGE = {
 PROTECTED = {
     "client": "everything that one client",
     "record": "what any single record of a silo",
-    "person": "everything that one person, by all rows of one silo,",
+    "user": "everything that one user, by all rows of one silo,",
+    "loop": "what any single record",
+    "user of a loop": "everything that one user, by all records,",
 }
 NOTHING = "Nothing is protected: no adversary is promised anything."
 REPLAYED = " {} {} charged again, but every silo sent its stored message again: no new release."
@@ -26,8 +28,9 @@ SO_FAR = " The steps taken so far cost epsilon {}, if the decision to stop did n
 ALL = {
     "client": "all the data of one client",
     "record": "one record of one silo",
-    "person": "all rows of one person in one silo",
+    "user": "all rows of one user in one silo",
     "loop": "one record",
+    "user of a loop": "all records of one user",
 }
 WHO: dict[Adversary, str] = {
     "models": "Someone who sees every model that was released, and nothing else",
@@ -42,7 +45,7 @@ LOOP: dict[Adversary, str] = {  # of a PyTorch loop: one data set, and nobody ta
 
 
 def ceilings(plan: Plan, facts: Facts) -> dict[Adversary, Ceiling]:
-    """Return upper bounds on the true-positive rate and AUC of each adversary's membership attacks."""
+    """Return upper bounds on true-positive rate and AUC of membership attacks, for each adversary."""
     cost = run_cost(plan, facts)
     found: dict[Adversary, Ceiling] = {}
     for who in ADVERSARIES:  # of several silos, the one that an attack gets furthest with
@@ -52,9 +55,11 @@ def ceilings(plan: Plan, facts: Facts) -> dict[Adversary, Ceiling]:
 
 
 def explain(certificate: dict[str, Any], reach: dict[Adversary, Ceiling]) -> dict[str, Any]:
-    """Return the sentences of an explanation, by topic."""
-    unit = certificate["unit"] if certificate["loop"] is None else "loop"
-    promised, when = PROTECTED.get(unit, "what any single record"), "steps" if unit == "loop" else "rounds"
+    """Return the sentences that explain a certificate, by topic; `reach` has the bounds of `ceilings`."""
+    unit = certificate["unit"]
+    if certificate["loop"] is not None:
+        unit = "user of a loop" if unit == "user" else "loop"
+    promised, when = PROTECTED[unit], "rounds" if certificate["loop"] is None else "steps"
     protected = f"What is protected is {promised} contributed to the training, in all {when}."
     own, lines = certificate["own_code"], certificate["adversaries"]
     examined = "The code that ran on private records was not examined."
@@ -100,7 +105,7 @@ def _promises(certificate: dict[str, Any]) -> bool:
 
 
 def _strength(line: dict[str, Any], reach: Ceiling, unit: str) -> str:
-    known = LOOP if unit == "loop" else WHO
+    known = LOOP if unit in ("loop", "user of a loop") else WHO
     who = known[line["adversary"]].format(holder="client" if unit == "client" else "silo")
     if line["epsilon"] is None:
         return f"{who}: nothing is guaranteed."
@@ -143,9 +148,9 @@ def _counted(certificate: dict[str, Any]) -> str:
 
 
 def _of_one(certificate: dict[str, Any]) -> str:
-    """Return a sentence on the number of releases charged to one unit; empty if all releases are charged.
+    """Return a sentence on the number of releases charged to one unit; empty if all releases are charged to it.
 
-    It is also empty if the count is 1, which may stand for the whole run (correlated noise, best of several trials).
+    A count of 1 may mean the whole run (correlated noise, best of several trials), and gives no sentence.
     """
     first, rounds = certificate["adversaries"][0], certificate["counts"]["rounds_accounted"]
     most = max(line["events"][0]["count"] for line in first.get("silos", [first]) if line["events"])
@@ -181,12 +186,12 @@ def in_all(ledger: dict[str, Any]) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return the text with a capital first letter and a full stop."""
+    """Return a clause as a sentence, with a capital first letter and a full stop."""
     return text[0].upper() + text[1:] + "."
 
 
 def page(found: dict[str, Any]) -> str:
-    """Return the sentences of an explanation as one text."""
+    """Return the explanation, as `explain` returns it, as one text."""
     lines = [found["protected"], found["own_code"], "", "Against whom, and how strongly:"]
     lines += [f"- {entry['sentence']}" for entry in found["against"]]
     if found["silos"]:

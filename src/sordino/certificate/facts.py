@@ -1,10 +1,10 @@
-"""Facts of a run that its certificate needs beside the plan; the run's cost; and consistency checks of its counts.
+"""Facts of a run that its certificate needs beside the plan, the run's cost, and consistency checks of its counts.
 
-    rounds accounted >= max(rounds charged - rounds replayed, charges by any silo's receipts, rounds planned)
-    (without `rounds planned` if a budget ended the run; more only by repeated rounds)
+    rounds accounted >= max(rounds charged - rounds replayed, charges that a silo's receipts report, rounds planned)
     count(line)      <= rounds accounted * releases of one unit per round, with equality if a unit is in every round
 
-where count(line) is the number of releases of one unit (client or record) in one adversary's line of the cost.
+`rounds planned` is left out if a budget ended the run, and more rounds are accounted only if rounds were repeated.
+count(line) is the number of releases of one unit (client or record) in one adversary's line of the cost.
 
 Earlier runs, whose weights a run started from, are composed with it:
 
@@ -48,7 +48,7 @@ MOST_KINDS = 64  # of silos, over all earlier runs, that a sum looks at
 
 @dataclass(frozen=True)
 class Declared:
-    """Rows, weights or values declared public, which are not protected."""
+    """Declaration that rows, weights or values are public, so that they are not protected."""
 
     rows: int
     what: str
@@ -58,33 +58,32 @@ class Declared:
 
 @dataclass(frozen=True)
 class Loop:
-    """Facts of a private PyTorch loop: how its loss and the independence of its records were checked."""
+    """Facts of a DP-SGD loop in PyTorch: how its loss and the independence of its records were checked."""
 
     reduction: Literal["mean", "sum"]
     check: str
     kept_apart: str
     looks: int  # passes in which a record alone was compared with the record in a batch
+    users: bool = False  # all records of one user are clipped together, and drawn together
 
 
 @dataclass(frozen=True)
 class OwnCode:
-    """Result of the independence check (`sordino.graph`) of the user's model and loss code: `grade`, and why."""
+    """Result of the check (`sordino.graph`) that the user's model and loss treat records independently."""
 
     grade: Grade
     why: str
 
     @classmethod
     def of_headers(cls, lines: Iterable[Mapping[str, Any]]) -> OwnCode | None:
-        """Return the weakest check result of all engines that computed rounds of a run; None if no engine states
-        one.
-        """
+        """Return the weakest result in the lines of engine.jsonl, one per start of a run; None if none has a result."""
         found = [cls(line["own_code"], str(line["own_code_why"])) for line in lines if line.get("own_code") in GRADES]
         return max(found, key=lambda own: GRADES.index(own.grade), default=None)
 
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """Earlier run whose weights another run started from; `kinds` are its privacy events, for each kind of silo."""
+    """Earlier run whose weights a run started from; `kinds` has its privacy events for each kind of silo."""
 
     run: str  # its id; "plan ..." where only the weights' file is known, which names the plan
     unit: Protected
@@ -96,14 +95,14 @@ class EarlierRun:
 
     @classmethod
     def of_cost(cls, cost: Cost, delta: float, run: str, known_from: str) -> EarlierRun:
-        """Describe a run by its cost to an adversary who sees its models."""
+        """Describe an earlier run by its cost against the adversary who sees models."""
         lines = cost.of("models")
         kinds = {tuple(Item(event, count) for event, count in line.entries if count): None for line in lines}
         return cls(run, cost.unit, lines[0].relation, delta, tuple(kinds), known_from)
 
     @classmethod
     def of_certificate(cls, certificate: Mapping[str, Any], run: str, known_from: str) -> EarlierRun:
-        """Describe a run by its certificate: the events of the first adversary, of each kind of silo."""
+        """Describe an earlier run by its certificate's entry on the adversary who sees models."""
         main = certificate["adversaries"][0]
         charged = [[one for one in entry["events"] if one["count"]] for entry in main.get("silos", [main])]
         kinds = {
@@ -120,7 +119,7 @@ class EarlierRun:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of a run beside its plan; all are public or visible to the adversary."""
+    """Facts of a run beside its plan, all of them public or visible to the adversary."""
 
     delta: float
     noise: Mode
@@ -150,11 +149,12 @@ class Facts:
     earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
     in_memory: bool = False  # no charge was on disk before its noise was drawn
     own_code: OwnCode | None = None  # of model and loss; None: not examined, as where no round has run
-    person: int = 0  # the most rows of one person, where all rows of one person are one record
+    sum_length: int = 0  # coordinates of a message in secure sums between machines; 0: there were none
+    user_rows: int = 0  # the most rows of one user of a table, where all rows of one user are one record
 
     @property
     def released(self) -> int:
-        """Number of releases of new noise: charges that were not replayed, or more if a silo's receipts say so."""
+        """Number of releases with new noise: charges that were not replayed, or more by a silo's receipts."""
         return max(self.charged - self.replayed, *self.receipts, 0)
 
 
@@ -162,10 +162,9 @@ def participation(plan: Plan, facts: Facts) -> Participation:
     """Return the rounds that epsilon covers: all planned and repeated rounds; fewer only if a budget ended the run.
 
     A run that stops early may do so because of its data, so all planned rounds are accounted. If a budget refused the
-    next cohort, only the charged rounds are: budgets and cohorts are public or seen by this adversary, so the stopping
-    time depends on no data. A run that was killed and resumed is accounted as planned, plus its repeated rounds. The
-    best of many trials is accounted as planned too: nobody sees the cohorts of the other trials, whose cost is the
-    same.
+    next cohort, only the charged rounds are accounted: budgets and cohorts are public or seen by this adversary, so the
+    stopping time depends on no data. A run that was killed and resumed is accounted as planned, plus its repeated
+    rounds. The best of many trials is accounted as planned, since nobody sees the cohorts of the other trials.
     """
     least, prepared = facts.max_participations or 0, max(1, facts.prepared)
     if facts.selection is None:
@@ -199,15 +198,15 @@ def _rounds(plan: Plan, facts: Facts) -> Participation:
 def run_cost(plan: Plan, facts: Facts) -> Cost:
     """Return the cost of a run, including the private selection if the run is the best of several trials.
 
-    Where all rows of a person are one record, clipped together, the cost of one record is the cost of one person.
+    If all rows of a user are one record, clipped together, the cost of one record is the cost of one user.
     """
     cost = cost_of_best(plan.cost(participation(plan, facts)), facts.selection)
-    return replace(cost, unit="person") if facts.person else cost
+    return replace(cost, unit="user") if facts.user_rows or (facts.loop is not None and facts.loop.users) else cost
 
 
 def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> None:
-    """Refuse a certificate whose counts of charged rounds, accounted rounds and events contradict each other."""
-    disagree = "the counts of this run do not agree:"
+    """Refuse a certificate whose numbers of charged rounds, accounted rounds and events contradict each other."""
+    disagree = "the counts of this run do not agree (fix: restore the unchanged folder of the run):"
     fewest = facts.released if facts.stopped else max(plan.rounds, facts.released)
     largest = max(plan.rounds + facts.repeats, facts.released)
     if not fewest <= counts.releases <= largest or not 0 <= facts.replayed <= facts.charged:
@@ -224,13 +223,12 @@ def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) ->
             for line in cost.of(who)
         )
         if not least <= found <= most:
-            wanted = f"where {least if least == most else f'{least} to {most}'} are accounted"
+            wanted = f"and not {least if least == most else f'{least} to {most}'} as accounted"
             what = f"the line {who!r} counts {found} releases of one {cost.unit}, {wanted}"
             raise CertificateError("counts", f"{disagree} {what}")
 
 
 def _releases_of_one_unit(plan: Plan, facts: Facts, counts: Participation) -> tuple[int, int]:
-    """Return the smallest and largest number of releases of one unit that a cost line may have."""
     spent = plan.local.bound()
     each = spent.count if isinstance(spent, AlreadyPrivate) else 1
     reads = plan.local.reads
@@ -247,7 +245,6 @@ def _releases_of_one_unit(plan: Plan, facts: Facts, counts: Participation) -> tu
 
 
 def _epsilon(kind: tuple[Item, ...], relation: Relation, delta: float) -> float:
-    """Return the composed epsilon of all releases of one unit; 0 without a release."""
     counts: Counter[Event] = Counter()
     for item in kind:
         counts[item.event] += item.count
@@ -257,7 +254,7 @@ def _epsilon(kind: tuple[Item, ...], relation: Relation, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Together:
-    """Earlier runs of a run, those that compose with it, and the composed epsilon."""
+    """Earlier runs of a run, those of them that compose with it, and the composed epsilon."""
 
     runs: tuple[EarlierRun, ...]
     composed: tuple[EarlierRun, ...]
@@ -268,7 +265,7 @@ class Together:
 
     @classmethod
     def of(cls, cost: Cost, delta: float, runs: tuple[EarlierRun, ...]) -> Together:
-        """Compose this run's cost with the costs of earlier runs; the kind of silo with the largest epsilon counts."""
+        """Compose this run's cost with that of earlier runs; the largest epsilon over kinds of silos counts."""
         own = EarlierRun.of_cost(cost, delta, "", "")
         alike = tuple(run for run in runs if (run.unit, run.relation) == (own.unit, own.relation))
         count = math.prod(len(run.kinds) for run in (own, *alike))
@@ -279,7 +276,7 @@ class Together:
         return cls(runs, alike, worst, delta, own.relation, own.unit)
 
     def to_entry(self) -> dict[str, Any] | None:
-        """Return the certificate's entry on earlier runs; None if no earlier run is known."""
+        """Return the certificate's entry on earlier runs; None if there are none."""
         if not self.runs:
             return None
         composed = None if self.epsilon is None else upward(self.epsilon)
@@ -290,7 +287,7 @@ class Together:
         return {"runs": runs, "together": {**total, "with": names} if names else None}
 
     def in_words(self) -> list[str]:
-        """Return sentences on earlier runs for the certificate's list of what it does not cover."""
+        """Return sentences on earlier runs, for the certificate's entry not_covered."""
         said = []
         for run in self.runs:
             spent = upward(run.epsilon)

@@ -1,6 +1,7 @@
 """Command line `sordino`: arguments, printing and exit codes; one file per group of commands.
 
-Exit codes: 0 success, 1 a certificate or audit fails or a budget is spent, 2 wrong input, 3 a worker of a run died.
+Exit codes: 0 success; 1 a certificate or audit fails, or a privacy budget is exhausted; 2 wrong input; 3 a process of a
+run ended early, or too few clients replied.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def main() -> None:
     except OSError as error:  # an impossible path, a full disk, a missing permission
         reason = error.strerror or str(error) or type(error).__name__
         where = errors.brief_repr(str(error.filename)) if error.filename else "a file or a connection"
-        _stop(str(errors.StorageError(f"{where}, which failed ({reason})", "a path that can be read and written")), 2)
+        needed, fix = "a path that can be read and written", "correct the path or its permissions, or free disk space"
+        _stop(str(errors.StorageError(f"{where}, which failed ({reason})", needed, fix)), 2)
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a command group without a command: print its help
             with tolerate_closed_pipe(sys.stdout):

@@ -34,7 +34,7 @@ def schema(own: Own = None, as_json: JsonFlag = True) -> None:
 
 
 def json_schema(declared: Any) -> Schema:
-    """Return the JSON Schema of a type; families of parts and dataclasses are defined once, under $defs."""
+    """Return the JSON Schema of a type; each dataclass and each family of parts is defined once, under $defs."""
     defs: dict[str, Schema] = {}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_schema(declared, defs), "$defs": defs}
 
@@ -59,7 +59,6 @@ def _schema(declared: Any, defs: dict[str, Schema]) -> Schema:
 
 
 def _definition(cls: Any, defs: dict[str, Schema]) -> Schema:
-    """Return the schema of a family of parts (any of its members), or of one dataclass."""
     if issubclass(cls, Part) and not cls.kind:
         members = [cls.members[kind] for kind in sorted(cls.members)]
         alone = [member.kind for member in members if not _required(member)]  # may be written as a bare name
@@ -102,7 +101,7 @@ def recipes_show(name: str, own: Own = None, as_json: JsonFlag = False) -> None:
     from sordino.recipes import RECIPES, starters
 
     if name not in RECIPES:
-        raise ConfigError(f"recipe {name!r}", "a known recipe", codec.nearest(name, list(RECIPES)))
+        raise ConfigError(f"recipe {name!r}", "the name of a recipe", codec.nearest(name, list(RECIPES)))
     arguments = {}
     for one in inspect.signature(RECIPES[name]).parameters.values():
         declared = one.annotation if isinstance(one.annotation, str) else inspect.formatannotation(one.annotation)
@@ -112,32 +111,32 @@ def recipes_show(name: str, own: Own = None, as_json: JsonFlag = False) -> None:
     output(as_json, {"name": name, "equation": equation, "arguments": arguments, "example": example}, example)
 
 
-SENTENCES = {  # here, so that a list of names does not wait for torch
+SENTENCES = {  # one sentence on each recipe, without importing torch
     "dp_fed_avg": "DP-FedAvg (McMahan et al. 2018): clip each client's update, add noise to the sum.",
     "dp_fed_ls": "Paper 000, DP-Fed-LS: DP-FedAvg with Laplacian smoothing of the noised mean.",
     "dp_fed_sam": "Paper 003, DP-FedSAM: DP-FedAvg with sharpness-aware local steps.",
     "dp_fed_sam_top_k": "Paper 003, DP-FedSAM-top_k in three sound forms: a share of the coordinates is kept.",
     "fed_smp": "Fed-SMP (Hu et al. 2022): one public mask a round for all clients, random or by public data.",
-    "blur": "BLUR (Cheng et al. 2022): local steps are pulled back into the clip ball; LUS adds a client's own top-k.",
-    "best": "Our own: tight noise, a bold server step and a mean of the last models, solved for an epsilon.",
-    "head": "Our own for public features: a linear head, every client in every round, few rounds for an epsilon.",
-    "dp_ftrl": "DP-FTRL (Kairouz et al. 2021): noise that later rounds take back, by a tree.",
-    "band_mf": "BandMF (Choquette-Choo et al. 2023): noise that later rounds take back, by an optimised band.",
+    "blur": "BLUR (Cheng et al. 2022): local models are projected onto the clip ball; LUS adds a client's own top-k.",
+    "best": "Sordino's defaults: noise calibrated to an epsilon, a large server step, and a mean of the last models.",
+    "head": "Sordino's defaults for public features: a linear head, all clients in every round, calibrated noise.",
+    "dp_ftrl": "DP-FTRL (Kairouz et al. 2021): noise correlated across rounds by tree aggregation.",
+    "band_mf": "BandMF (Choquette-Choo et al. 2023): noise correlated across rounds by an optimised banded matrix.",
     "scaffold": "SCAFFOLD (Karimireddy et al. 2020): control and update in one clipped, noised message.",
-    "noisy_minibatch_sgd": "Paper 001: silos clip records, noise their gradient and trust nobody.",
-    "accelerated_minibatch_sgd": "Paper 001: the same with acceleration, one pass or stages.",
+    "noisy_minibatch_sgd": "Paper 001: silos clip per record and add noise to their own gradient (ISRL-DP).",
+    "accelerated_minibatch_sgd": "Paper 001: accelerated noisy minibatch SGD, in one pass or in stages.",
     "noisy_local_sgd": "Paper 001, its baseline: noise in every local step of a silo.",
-    "client_side_fed_avg": "Paper 002: every client adds Laplace or Gaussian noise to its own upload.",
-    "silo": "Our own for silos: momentum, a falling step, and an epsilon for every silo that its noise is solved for.",
+    "client_side_fed_avg": "Paper 002: every client adds Laplace or Gaussian noise to its own update.",
+    "silo": "Sordino's defaults for silos: momentum, a decreasing step size, noise calibrated to each silo's epsilon.",
     "dp_sgd": "DP-SGD (Abadi et al. 2016): one holder of all data, gradients clipped record by record.",
     "dp_ls_sgd": "Paper 004, DP-LSSGD: DP-SGD with Laplacian smoothing of the noised gradient.",
-    "dp_adam": "DP-Adam: DP-SGD's gradient, stepped by Adam.",
-    "dp_ls_adam": "Paper 004, DP-LSAdam: DP-LSSGD's gradient, stepped by Adam.",
+    "dp_adam": "DP-Adam: Adam on the noised gradient of DP-SGD.",
+    "dp_ls_adam": "Paper 004, DP-LSAdam: Adam on the noised and smoothed gradient of DP-LSSGD.",
 }
 
 
 def recipes(others: bool = True) -> list[dict[str, str]]:
-    """Return every recipe with one sentence; `others` includes those of other packages, by their docstring."""
+    """Return every recipe's name with one sentence; `others` includes recipes of other packages."""
     if not others:
         return [{"name": name, "summary": sentence} for name, sentence in SENTENCES.items()]
     from sordino.recipes import RECIPES
@@ -155,14 +154,15 @@ def examples(
     places = (installed, Path(__file__).parents[3] / "examples")
     home = next((place for place in places if (place / "demo.py").is_file()), None)
     if home is None:
-        raise ConfigError("an installation without examples", str(installed), "install sordino from its wheel")
+        needed, fix = f"the examples in {installed}", "install sordino from its wheel"
+        raise ConfigError("an installation without examples", needed, fix)
     suffixes = (".py", ".toml", ".md", ".ipynb")
     files = [file.relative_to(home) for file in home.rglob("*") if file.is_file() and file.suffix in suffixes]
     hidden = re.compile(r"(^|/)(\.|__)[^/]*/|\.egg-info/")  # folders
     names = sorted(str(file) for file in files if not hidden.search(file.as_posix()))
     if to is not None:
         if to.exists():
-            raise ConfigError(f"--to {to}, which exists", "a new folder")
+            raise ConfigError(f"--to {to}, which exists", "a new folder", "choose another --to")
         for name in names:
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(home / name, to / name)

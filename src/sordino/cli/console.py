@@ -19,7 +19,7 @@ Progress = Callable[[float, float, str], None]  # work done, work in all, what w
 
 @contextmanager
 def working(name: str, quiet: bool) -> Iterator[Progress]:
-    """Yield a function that displays progress: the share of work done, and the estimated time left."""
+    """Yield a function that displays the share of work done and the estimated time left."""
     largest = 0.0
 
     def share(done: float, total: float) -> float:  # never falls, also if more work is found on the way
@@ -51,7 +51,7 @@ def working(name: str, quiet: bool) -> Iterator[Progress]:
 
 
 def time_left(spent: float, done: float, total: float) -> str:
-    """Return the estimated time left in words; empty before the first result and at the end."""
+    """Return the estimated time left as text; empty before the first result and at the end."""
     if done <= 0 or done >= total:
         return ""
     seconds = spent / done * (total - done)
@@ -72,12 +72,12 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Another [run] seed.")]
 
 
 def changed(values: list[str] | None, seed: int | None) -> list[str]:
-    """Return the values of --set, and --seed as one more of them."""
+    """Return the values of option --set, with --seed as one more value."""
     return [*(values or []), *([] if seed is None else [f"run.seed={seed}"])]
 
 
 def load_own_parts(own: list[Path] | None) -> None:
-    """Load the user's own parts: those of installed packages, and those in the files of --with."""
+    """Load the parts that users wrote: those of installed packages, and those in the files of --with."""
     from sordino import codec
 
     codec.load_plugins()
@@ -87,7 +87,7 @@ def load_own_parts(own: list[Path] | None) -> None:
 
 @contextmanager
 def tolerate_closed_pipe(stream: TextIO) -> Iterator[None]:
-    """Drop all further output, instead of an error, once the reader of the stream has ended (`| head`)."""
+    """Drop further output without an error if the reader of the stream has ended, as with `| head`."""
     try:
         yield
         stream.flush()
@@ -101,7 +101,7 @@ def output(as_json: bool, data: dict[str, Any], text: str) -> None:
 
 
 def json_safe(value: Any) -> Any:
-    """Return a copy in which infinity and NaN, which JSON does not have, are strings."""
+    """Return a copy of JSON data in which infinity and NaN, which JSON does not have, are strings."""
     if isinstance(value, dict):
         return {name: json_safe(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

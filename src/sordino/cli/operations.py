@@ -1,4 +1,4 @@
-"""Commands for operators: `sordino ledger`, `federation`, `silo serve` and `doctor`; `ledger` loads no torch."""
+"""Commands for operators: `sordino ledger`, `federation`, `silo serve` and `doctor`; `ledger` does not load torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -26,6 +27,7 @@ app.add_typer(ledger_app, name="ledger")
 app.add_typer(federation, name="federation")
 app.add_typer(silo, name="silo")
 LedgerFile = Annotated[Path, typer.Argument(help="The file of the ledger.")]
+StatusAt = Annotated[str, typer.Option("--status", help="HOST:PORT of /status, /metrics and /health; default: none.")]
 Dataset = Annotated[str, typer.Argument(help="The name that its operator gave the data set.")]
 
 
@@ -69,16 +71,22 @@ def ledger_limit(
 
 @ledger_app.command("history")
 def ledger_history(file: LedgerFile, dataset: Dataset, own: Own = None, as_json: JsonFlag = False) -> None:
-    """Print every line of one data set: limits, runs and jobs, with the charged events."""
+    """Print all ledger entries of one data set: limits, runs with their project, rounds, and epsilon after each."""
     load_own_parts(own)
     from sordino import codec
+    from sordino.accounting.rounding import upward
     from sordino.ledger.ledger import Ledger
-    from sordino.ledger.totals import name_of
+    from sordino.ledger.totals import RunEntry, name_of, running_epsilons
 
     with Ledger.open(file) as ledger:
         found = ledger.history(dataset)
-    lines = [{"line": name_of(entry), **codec.dump(entry)} for entry in found]
-    output(as_json, {"ledger": str(file), "dataset": dataset, "lines": lines}, "\n".join(map(_entry_text, found)))
+    spent = [None if one is None else upward(one) for one in running_epsilons(found)]
+    lines = [
+        {"line": name_of(entry), "spent": own, **codec.dump(entry)} for entry, own in zip(found, spent, strict=True)
+    ]
+    projects = {entry.run: entry.project for entry in found if isinstance(entry, RunEntry)}
+    said = [_entry_text(entry, own, projects) for entry, own in zip(found, spent, strict=True)]
+    output(as_json, {"ledger": str(file), "dataset": dataset, "lines": lines}, "\n".join(said))
 
 
 @ledger_app.command("backup")
@@ -133,7 +141,7 @@ def _statement_text(found: Statement) -> str:
     )
 
 
-def _entry_text(entry: Entry) -> str:
+def _entry_text(entry: Entry, spent: float | None, projects: dict[str, str]) -> str:
     from sordino.accounting.rounding import upto
     from sordino.ledger.totals import LimitEntry, RestoreEntry, RoundEntry, RunEntry
 
@@ -147,9 +155,11 @@ def _entry_text(entry: Entry) -> str:
             text = f"round  {entry.round} of {entry.run}, chain {entry.head[:12]}"
         case _:
             cost = ", ".join(f"{item.count} x {item.event}" for item in entry.items) or "nothing"
-            what = f"run    {entry.run}" if isinstance(entry, RunEntry) else f"job    {entry.job} of {entry.run}"
-            text = f"{what}: {cost}"
-    return f"{entry.at}  {text}"
+            round = "" if isinstance(entry, RunEntry) or entry.round is None else f"round {entry.round + 1}, "
+            what = f"run    {entry.run}" if isinstance(entry, RunEntry) else f"job    {round}{entry.job} of {entry.run}"
+            whose = f", project {projects[entry.run]!r}" if projects.get(entry.run) else ""
+            text = f"{what}{whose}: {cost}"
+    return f"{entry.at}  {text}" + ("" if spent is None else f"; epsilon so far {upto(spent, 4)}")
 
 
 @federation.command()
@@ -173,9 +183,9 @@ def pin(
     public: Annotated[list[Path] | None, typer.Argument(help="NAME.pub of silos; none: only print.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Pin silos' public keys in a federation's file, and print the fingerprints of all that are pinned.
+    """Pin silos' public keys in a federation's file, and print the fingerprints of all pinned keys.
 
-    In the server's folder, where the SuperLink runs, the keys are registered there too: it admits the silos' nodes.
+    In the server's folder the keys are also registered with the SuperLink, which then admits the silos' nodes.
     """
     from sordino.config import load_config
     from sordino.federation.app import Server
@@ -195,7 +205,7 @@ def gate(
     link: Annotated[str, typer.Option(help="Where the SuperLink listens. Default: 127.0.0.1, the next port.")] = "",
     as_json: JsonFlag = False,
 ) -> None:
-    """Pass what silos' nodes send to the SuperLink on this machine, and nothing else, until stopped."""
+    """Forward requests of silos' nodes to the SuperLink on this machine, and refuse all others, until stopped."""
     from sordino.config import load_config
     from sordino.federation.app import silos_of
     from sordino.federation.gate import serve_gate
@@ -217,15 +227,39 @@ def federation_run(
     out: Annotated[Path, typer.Option(help="The run's folder.")],
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that stopped.")] = False,
     link: Annotated[str, typer.Option(help="Where the SuperLink listens. Default: 127.0.0.1, the next port.")] = "",
-    own: Own = None, as_json: JsonFlag = False,
+    status: StatusAt = "", own: Own = None, as_json: JsonFlag = False,
 ) -> None:  # fmt: skip
-    """Train with the silos of fed.toml, through the SuperLink on this machine, to a certificate."""
+    """Train with the silos of fed.toml, through the SuperLink on this machine, and write the certificate."""
     load_own_parts(own)
     from sordino.federation.app import Server
 
     show = (lambda line: None) if as_json else (lambda line: print(line, flush=True))
-    done = Server(folder, link).run(out, resume=resume, show=show)
+    done = Server(folder, link).run(out, resume=resume, show=show, status=status)
     output(as_json, {"out": str(done.path), "certificate": done.certificate}, f"{done.path}/certificate.json")
+
+
+@federation.command("status")
+def federation_status(
+    folder: Annotated[Path, typer.Argument(help="The folder of a server, of one of its runs, or of a silo.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Print it again every two seconds, until stopped.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit 1 unless the newest process runs and is healthy.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print the state of a federation: connected silos, round, silos without a reply, metrics, refusals and budget."""
+    from sordino.federation.status import in_words, read_status, status_files
+
+    while True:
+        found = [read_status(file) for file in status_files(folder)]
+        if watch and not as_json:
+            print("\033[2J\033[H", end="")
+        output(as_json, {"processes": found}, "\n".join(map(in_words, found)))
+        if not watch:
+            break
+        time.sleep(2)
+    if check and not found[-1]["healthy"]:
+        raise typer.Exit(1)
 
 
 @silo.command()
@@ -234,13 +268,13 @@ def serve(
     node: Annotated[str | None, typer.Option(help="Where the node's Runtime API is; silo.toml says it too.")] = None,
     secret: Annotated[Path | None, typer.Option(help="The node's --superexec-auth-secret-file.")] = None,
     key: Annotated[Path | None, typer.Option(help="The node's private key; silo.toml says it too.")] = None,
-    own: Own = None, as_json: JsonFlag = False,
+    status: StatusAt = "", own: Own = None, as_json: JsonFlag = False,
 ) -> None:  # fmt: skip
-    """Answer the jobs that arrive at this silo's Flower node, within the silo's policy and budget, until stopped."""
+    """Compute the jobs that arrive at this silo's Flower node, within the silo's policy and budget, until stopped."""
     load_own_parts(own)
     from sordino.federation.silo_service import serve_silo
 
-    serve_silo(folder, node, secret, key, as_json)
+    serve_silo(folder, node, secret, key, as_json, status)
 
 
 EXTRAS = {
@@ -249,6 +283,7 @@ EXTRAS = {
     "flower": ("flwr", "a federation across machines"),
     "transformers": ("transformers", "models of Hugging Face, with peft for adapters"),
     "parquet": ("pyarrow", "data in Parquet files"),
+    "onnx": ("onnxscript", "`sordino export`, models for other programs"),
     "tensorboard": ("tensorboard", "--track tensorboard"),
     "mlflow": ("mlflow-skinny", "--track mlflow"),
     "wandb": ("wandb", "--track wandb"),
@@ -258,7 +293,7 @@ Finding = tuple[str, str, str]  # ok, note or trouble; what was found; how to re
 
 @app.command()
 def doctor(as_json: JsonFlag = False) -> None:
-    """Print what this machine has and lacks for Sordino; exit code 1 if something will not work."""
+    """Print which software and hardware this machine has for Sordino; exit code 1 if something required is missing."""
     found = [*_software(), *_machine()]
     entries = [dict(zip(("state", "what", "fix"), one, strict=True)) for one in found]
     text = "\n".join(f"{state:<8} {what}" + (f": {fix}" if fix else "") for state, what, fix in found)
@@ -268,7 +303,6 @@ def doctor(as_json: JsonFlag = False) -> None:
 
 
 def _software() -> Iterator[Finding]:
-    """Yield the versions of Python, of required and optional packages, and of packages that bring parts."""
 
     def installed(name: str) -> str | None:
         try:
@@ -297,7 +331,6 @@ def _software() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    """Yield the number of cores and threads, CUDA, and the folder of data sets with its free space."""
     import torch
 
     from sordino.data.files import cache_folder

@@ -1,4 +1,4 @@
-"""Commands `sordino plan`, `epsilon`, `calibrate`, `tune` and `sweep`: privacy costs and the choice of settings."""
+"""Commands `sordino plan`, `epsilon`, `calibrate`, `tune` and `sweep`: privacy costs, and the choice of settings."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CERTIFIED = (
 )  # fmt: skip
 SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle", "allocation", "kept_bins")
 FREE = ("noise_multiplier", "rounds", "cohort")
-SMOOTHING_PAYS = 15.0  # noise to signal from which Laplacian smoothing gains accuracy on CNNs: docs/papers.md
+SMOOTHING_PAYS = 18.0  # noise to signal from which Laplacian smoothing gains accuracy on CNNs: docs/papers.md
 
 
 @app.command()
 def plan(
     file: ConfigFile, values: Changes = None, seed: Seed = None, own: Own = None, as_json: JsonFlag = False
 ) -> None:
-    """Print the plan's parts, the bound of a message and the forecast epsilon per adversary; reads no data."""
+    """Print the plan's parts, the norm bound of a message and the forecast epsilon per adversary; read no data."""
     load_own_parts(own)
     from sordino.config import load_config
 
@@ -80,9 +80,7 @@ def forecast(config: Config) -> dict[str, Any]:
 
 
 def _noise_of_models(plan: Plan) -> dict[str, float] | None:
-    """Return the models' noise in clip norms, under the plan's correlated noise and under independent noise at equal
-    cost.
-    """
+    """Return the noise of the models in clip norms: of the plan's correlated noise, and of independent noise."""
     from sordino.parts.correlated_noise import noise_of_models
 
     alone = plan.release.independent(plan.clients, plan.patterns) if plan.release.correlated else None
@@ -94,21 +92,27 @@ def _noise_of_models(plan: Plan) -> dict[str, float] | None:
 
 
 def noise_to_signal(config: Config) -> dict[str, float] | None:
-    """Return z sqrt(d) / S: the norm of the noise in the mean of S updates of clip norm 1 and dimension d.
+    """Return the norm of the noise in a round's mean update, z sqrt(d) / S in clip norms.
 
-    S is the expected size of a cohort (with unit record, the expected number of records in a round). None where the
-    model's dimension is unknown before the data are read, where there is no noise, or where local steps add the noise.
+    z is the noise multiplier, d the number of parameters, and S the expected number of clients (unit record: of
+    records) in a round. None if d is unknown before the data are read, without noise, or if local steps add noise.
     """
     from sordino.accounting.bounds import AlreadyPrivate
 
     plan, trial = config.plan, config.trial_task()
     if trial is None or plan.release.kind == "no_noise" or isinstance(plan.bound, AlreadyPrivate):
         return None
-    parameters, cohort = trial.layout.size, np.arange(max(1, round(plan.clients.expected)), dtype=np.int64)
+    parameters = trial.layout.size
+    ratio = noise_ratio(plan, parameters)
+    return {"ratio": ratio, "parameters": parameters, "smoothing_pays_above": SMOOTHING_PAYS}
+
+
+def noise_ratio(plan: Plan, parameters: int) -> float:
+    """Return the norm of the noise in a round's mean update, in clip norms, for a model of this many parameters."""
+    cohort = np.arange(max(1, round(plan.clients.expected)), dtype=np.int64)
     summed = plan.release.denominator(plan.clients.expected, len(cohort))
     summed *= 1.0 if plan.local.reads is None else plan.local.reads.count
-    ratio = plan.release.noise_std(cohort, 0) * math.sqrt(plan.length(parameters)) / summed
-    return {"ratio": ratio, "parameters": parameters, "smoothing_pays_above": SMOOTHING_PAYS}
+    return plan.release.noise_std(cohort, 0) * math.sqrt(plan.length(parameters)) / summed
 
 
 def forecast_text(found: dict[str, Any]) -> str:
@@ -180,19 +184,21 @@ def epsilon(
 ) -> None:
     """Compute the epsilon of a sampler, a noise and a number of rounds."""
     if bands is not None and sampler != "kept_bins":
-        raise ConfigError(f"--bands with --sampler {sampler}", "--sampler kept_bins, whose noise may be correlated")
+        found, fix = f"--bands with --sampler {sampler}", "remove it, or use --sampler kept_bins"
+        raise ConfigError(found, "--bands with --sampler kept_bins only", fix)
     if sampler in ("allocation", "kept_bins"):
         if bins is None:
-            raise ConfigError("no --bins", "the rounds of a pass, in exactly one of which each client is")
+            raise ConfigError("no --bins", "the number of rounds in a pass", "add --bins 10")
         rounds = rounds if passes is None else passes * bins
         population = bins if population is None and delta is not None else population
     elif bins is not None or passes is not None:
-        raise ConfigError(f"--bins or --passes with --sampler {sampler}", "--sampler allocation or kept_bins")
+        given, fix = f"--bins or --passes with --sampler {sampler}", "remove them, or use --sampler allocation"
+        raise ConfigError(given, "--bins and --passes with --sampler allocation or kept_bins only", fix)
     if population is None:
-        raise ConfigError("no --population", "the number of clients")
+        raise ConfigError("no --population", "the number of clients", "add --population 1000")
     for option, value in (("population", population), ("rounds", rounds)):
         if value < 1:
-            raise ConfigError(f"--{option} {value}", "at least 1")
+            raise ConfigError(f"--{option} {value}", "at least 1", f"correct --{option}")
     delta = accountant.default_delta(population) if delta is None else delta
     accountant.check_delta(delta, population, override=True)
     found = epsilon_of(
@@ -208,7 +214,7 @@ def epsilon_of(
 ) -> dict[str, Any]:  # fmt: skip
     """Return epsilon against an adversary who sees the released models, and against one who also sees the cohorts.
 
-    With the sampler `shuffle`, clients randomise their own messages: with pure `epsilon0`, or with a mechanism's noise.
+    With sampler `shuffle`, clients randomise their own messages, by an `epsilon0`-DP randomiser or by added noise.
     """
     from sordino.accounting.composition import Line, Participation, client_cost
     from sordino.accounting.events import Approximate, Event, Shuffled
@@ -218,7 +224,7 @@ def epsilon_of(
 
     kinds = {"gaussian": Gaussian, "laplace": Laplace}
     if sampler not in SAMPLERS:
-        raise ConfigError(f"--sampler {sampler}", "a known sampler", codec.nearest(sampler, list(SAMPLERS)))
+        raise ConfigError(f"--sampler {sampler}", "the name of a sampler", codec.nearest(sampler, list(SAMPLERS)))
     if mechanism not in kinds:
         raise ConfigError(f"--mechanism {mechanism}", "gaussian or laplace", codec.nearest(mechanism, list(kinds)))
     noise = None if noise_multiplier is None else kinds[mechanism](noise_multiplier)
@@ -228,10 +234,8 @@ def epsilon_of(
         elif noise is not None:
             local = noise.event()
         else:
-            found = "neither --epsilon0 nor --noise-multiplier"
-            raise ConfigError(
-                found, "the privacy of one message before the shuffler", "add --epsilon0 or --noise-multiplier"
-            )
+            found, needed = "neither --epsilon0 nor --noise-multiplier", "the privacy of a message before the shuffler"
+            raise ConfigError(found, needed, "add --epsilon0 or --noise-multiplier")
         lines = [Line("models", "replace_one", ((Shuffled(population, local), rounds),))]
     elif noise is None:
         raise ConfigError("no --noise-multiplier", "the ratio noise scale / clip norm", "add --noise-multiplier 1.0")
@@ -256,11 +260,12 @@ def client_sampler(
         kind = samplers.RandomAllocation if sampler == "allocation" else samplers.KeptBins
         return kind(population, bins or 0)
     if cohort is None:
-        raise ConfigError("no --cohort", "the number of clients in a round (for poisson: on average)", "add --cohort")
+        needed = "the number of clients in a round (for poisson: on average)"
+        raise ConfigError("no --cohort", needed, "add --cohort 100")
     if sampler == "poisson":
         return samplers.Poisson(population, cohort / population, cap)
     if not float(cohort).is_integer():
-        raise ConfigError(f"--cohort {cohort}", f"a whole number for --sampler {sampler}")
+        raise ConfigError(f"--cohort {cohort}", f"a whole number for --sampler {sampler}", "round --cohort")
     return (samplers.FixedSize if sampler == "fixed" else samplers.RoundRobin)(population, int(cohort))
 
 
@@ -297,7 +302,7 @@ def calibrate(
     out: Annotated[Path | None, typer.Option(help="Write the calibrated file here, its recipe kept.")] = None,
     values: Changes = None, seed: Seed = None, own: Own = None, as_json: JsonFlag = False,
 ) -> None:  # fmt: skip
-    """Solve the noise multiplier, rounds or cohort for a target epsilon, or each silo's noise for its own budget."""
+    """Calibrate the noise multiplier, rounds or cohort to an epsilon, or each silo's noise to its own budget."""
     load_own_parts(own)
     from sordino.certificate.build import headline
     from sordino.config import overridden, parse, read_table
@@ -308,9 +313,10 @@ def calibrate(
     if out is not None and out.exists():
         raise ConfigError(f"{out}, which exists", "a new file", "choose another --out")
     if out is not None and not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
-        raise ConfigError(f"no writable folder {out.parent}", "an --out in a writable folder that exists")
+        needed = "an --out in a writable folder that exists"
+        raise ConfigError(f"no writable folder {out.parent}", needed, "create the folder, or choose another --out")
     if out is not None:
-        with open(out, "xb"):  # fails before the work, not after it, where only the system knows (as in /proc)
+        with open(out, "xb"):  # fails before the calibration where only the operating system refuses, as in /proc
             out.unlink()
     table = overridden(read_table(file), dict(map(codec.parse_setting, changed(values, seed))))
     config = parse(table)
@@ -335,7 +341,7 @@ def calibrate(
 
 
 def calibrated_text(found: dict[str, Any]) -> str:
-    """Return a calibration's result as one line, or as one line per silo where silos have their own noise."""
+    """Return the result of a calibration as one line, or as one line per silo if silos have their own noise."""
     where = f"; written to {found['out']}" if found["out"] else ""
     written_out = "" if found.get("recipe_kept", True) else "; the recipe has no such key, so the plan is written out"
     cost = f"epsilon {upto(found['epsilon'], 4)} at delta {upto(found['delta'])}"
@@ -385,9 +391,10 @@ def tune(
         found = private_selection.tune_private(asked, out, print_line)
         return output(as_json, found, private_selection.text(found))
     if over:
-        raise ConfigError("--over without --private", "both", "or compare settings on public data: sordino sweep")
-    known: dict[str, Any] = {"source": data, "seeds": seeds, "changes": changes, "quiet": as_json}
-    found = tune_output.tune_config(file, epsilons=epsilon or [], out=out, resume=resume, **known)
+        fix = "add --private, or compare settings on public data with sordino sweep"
+        raise ConfigError("--over without --private", "both options", fix)
+    options: dict[str, Any] = {"source": data, "seeds": seeds, "changes": changes, "quiet": as_json}
+    found = tune_output.tune_config(file, epsilons=epsilon or [], out=out, resume=resume, **options)
     output(as_json, found, tune_output.text(found))
     return None
 

@@ -1,4 +1,4 @@
-"""Commands on finished runs: certify, explain, predict, model-card, compare, report, audit; and `sordino papers`."""
+"""Commands on finished runs: certify, explain, predict, model-card, compare, report, audit; and `papers`, `board`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,21 @@ if TYPE_CHECKING:
 AboutFile = Annotated[
     Path | None, typer.Option("--about", help="A TOML file: name, curators, description, intended_use, region, ...")
 ]
-LOOP = "computed from the plan and the step counts in the file; a loop has no hash chain of charges to check"
+LARGEST = 64 << 20  # bytes of a certificate
+CHECKED = "every field is there, and every epsilon follows from the events, relation and delta beside it"
+NOT_EXAMINED = (
+    "whether these events are those of the run, its charges, its model and its versions: that needs the run's folder "
+    "(sordino certify FOLDER), or the word of those who signed (--key)"
+)
+LOOP = "computed from plan and step counts in the file; a DP-SGD loop has no hash chain of charges to check"
 
 
 @app.command()
 def certify(
     target: Certified,
-    key: Annotated[Path | None, typer.Option(help="Also check the signature, with this public key (PEM).")] = None,
+    key: Annotated[
+        list[Path] | None, typer.Option(help="Also check a signature, with this public key (PEM); may be repeated.")
+    ] = None,
     sign: Annotated[Path | None, typer.Option(help="Sign what was certified with this Ed25519 key (PEM).")] = None,
     registry: Annotated[Path | None, typer.Option(help="Also write an entry for OpenDP's registry (YAML).")] = None,
     about: AboutFile = None, own: Own = None, as_json: JsonFlag = False,
@@ -41,27 +49,61 @@ def certify(
 
         made = sweep.certify(target)
         return output(as_json, {"certified": True, **made}, f"certified: {sweep_report.guarantee(made)}")
-    public = None if key is None else certificate_file.public_key(key)
+    public = [certificate_file.public_key(one) for one in key or []]
     private = None if sign is None else certificate_file.private_key(sign)
     known = _read_about(about)
-    certificate = certified_with_plan(target)[0]
+    alone = certificate_alone(target)
+    if alone is not None and private is not None:
+        needed = "the run's folder, from which the certificate is recomputed before it is signed"
+        raise ConfigError("--sign with a certificate file alone", needed, "run `sordino certify FOLDER --sign KEY`")
+    certificate = certified_with_plan(target)[0] if alone is None else alone
     text = f"certified: {guarantee(certificate)}" + ("" if certificate["loop"] is None else f"; {LOOP}")
+    if alone is not None:
+        text = f"consistent: {guarantee(certificate)}\nchecked: {CHECKED}\nnot examined: {NOT_EXAMINED}"
     if registry is not None:
         from sordino.report.cards import registry_entry, to_yaml
 
         if not re.fullmatch(r"[a-z0-9_]+\.yaml", registry.name):
-            needed = "lower-case letters, digits and _, then .yaml, as the registry requires"
-            raise ConfigError(f"--registry {registry.name}", needed)
+            needed = "a file name of lower-case letters, digits and _, then .yaml, as the registry requires"
+            raise ConfigError(f"--registry {registry.name}", needed, "choose a name such as my_model.yaml")
         durable_files.write(registry, to_yaml(registry_entry(certificate, known)).encode())
         text += f"\nregistry entry: {registry}{_fields_to_write(known)}"
     if private is not None:
         certificate_file.sign(target, private)
-    if public is not None:
-        certificate_file.check_signature(target, public)
-        text = text.replace("certified:", "certified, and signed with this key:", 1)
-    facts = ({} if certificate["loop"] is None else {"proved": LOOP}) | ({} if public is None else {"signed": True})
-    output(as_json, {"certified": True, **facts, **certificate}, text)
+    for one in public:
+        count = certificate_file.check_signature(target, one)
+        signed = "this key" if count == len(public) == 1 else f"{len(public)} of {count} keys checked"
+        text = re.sub(r"^(certified|consistent)[^:]*:", rf"\1, and signed with {signed}:", text)
+    facts = ({} if certificate["loop"] is None else {"proved": LOOP}) | ({"signed": True} if public else {})
+    facts |= {} if alone is None else {"checked": CHECKED, "not_examined": NOT_EXAMINED}
+    output(as_json, {"certified": alone is None, **facts, **certificate}, text)
     return None
+
+
+def certificate_alone(target: Path) -> dict[str, Any] | None:
+    """Read a run's certificate from a file without the run's folder, and check its numbers; None for other files.
+
+    Every epsilon is computed again from the events, relation and delta in the certificate.
+    """
+    if not target.is_file() or target.stat().st_size > LARGEST:
+        return None
+    from sordino.certificate import build, certificate_file
+    from sordino.codec import durable_files
+    from sordino.errors import CertificateError, UserError
+
+    try:
+        found = certificate_file.parse(durable_files.read(target), target.name)
+        if not isinstance(found, dict) or "adversaries" not in found or "plan" in found:
+            return None
+        for name in sorted({*certificate_file.schema()["required"]} - set(found)):
+            raise CertificateError(name, f"{name} is missing from {target.name}; ask the issuer for the whole file")
+        build.check_epsilons(found)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError) as error:
+        if isinstance(error, CertificateError):
+            raise
+        wrong = f"{target.name} is no certificate of this version ({error}); check it with the version that wrote it"
+        raise CertificateError(target.name, wrong) from None
+    return found
 
 
 def _read_about(file: Path | None) -> About:
@@ -79,7 +121,7 @@ def _fields_to_write(about: About) -> str:
 
 
 def guarantee(made: dict[str, Any]) -> str:
-    """Return the guarantee of a certificate in one line."""
+    """Return a certificate's guarantee in one line: epsilon, delta, unit and relation."""
     if made["epsilon"] is None:
         return f"no guarantee (unit {made['unit']}, relation {made['relation']})"
     from sordino.accounting.rounding import upto
@@ -97,13 +139,20 @@ def explain(target: Certified, own: Own = None, as_json: JsonFlag = False) -> No
 
     if sweep.is_sweep(target):
         return output(as_json, *sweep_report.explain(sweep.certify(target)))
-    certificate, plan, facts = certified_with_plan(target)
-    words = explaining.explain(certificate, explaining.ceilings(plan, facts))
+    _, words = _explained(target)
     return output(as_json, words, explaining.page(words))
 
 
+def _explained(target: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Certify a run; return its certificate, and the certificate in sentences by topic."""
+    from sordino.certificate import explain as explaining
+
+    certificate, plan, facts = certified_with_plan(target)
+    return certificate, explaining.explain(certificate, explaining.ceilings(plan, facts))
+
+
 def certified_with_plan(target: Path) -> tuple[dict[str, Any], Plan, Facts]:
-    """Certify a run's folder or a DP-SGD loop's file; return its certificate and the plan and facts it follows from."""
+    """Certify a run's folder or a DP-SGD loop's file; return certificate, plan and facts."""
     from sordino.dpsgd import account
     from sordino.runs.folder import RunFolder
 
@@ -142,6 +191,22 @@ def predict(
     output(as_json, {"rows": count, "scores": str(out)}, f"{count} rows scored: {out}")
 
 
+@app.command("export")
+def export_model(
+    model: Annotated[Path, typer.Argument(help="The folder of a run on a table, or the model that a silo received.")],
+    out: Annotated[Path, typer.Option(help="The model, a .onnx; an existing file is replaced.")],
+    own: Own = None, as_json: JsonFlag = False,
+) -> None:  # fmt: skip
+    """Write a certified model as ONNX: encoded rows to scores, with encoding and certificate as metadata."""
+    load_own_parts(own)
+    from sordino.runs import bundle
+
+    if out.suffix != ".onnx":
+        raise ConfigError(f"--out {out}", "a file whose name ends in .onnx", f"choose --out {out.with_suffix('.onnx')}")
+    bundle.export_onnx(model, out)
+    output(as_json, {"model": str(out)}, f"exported: {out}")
+
+
 @app.command("dpia")
 def dpia_page(
     target: Certified,
@@ -149,21 +214,18 @@ def dpia_page(
     policy: Annotated[list[Path] | None, typer.Option(help="A silo's policy.toml; may be repeated.")] = None,
     own: Own = None, as_json: JsonFlag = False,
 ) -> None:  # fmt: skip
-    """Draft a data protection impact assessment: what the run knows, and marked blanks for what only people know."""
+    """Draft a data protection impact assessment: facts of the run, and marked blanks for everything else."""
     load_own_parts(own)
     from sordino import codec
-    from sordino.certificate import explain as explaining
     from sordino.codec import durable_files
     from sordino.ledger import policy as policies
     from sordino.report import cards
     from sordino.runs.folder import RunFolder
 
-    certificate, plan, facts = certified_with_plan(target)
-    words = explaining.explain(certificate, explaining.ceilings(plan, facts))
+    certificate, words = _explained(target)
     encoding = None if target.is_file() else RunFolder.open(target).config().task.encoding
-    found = [policies.load(file) for file in policy or []]
-    known = {one.dataset: codec.dump(one) for one in found}
-    text = cards.dpia(certificate, words, [] if encoding is None else list(encoding.names), known)
+    tables = {one.dataset: codec.dump(one) for one in map(policies.load, policy or [])}
+    text = cards.dpia(certificate, words, [] if encoding is None else list(encoding.names), tables)
     durable_files.write(out, text.encode())
     blanks = text.count("to be written")
     output(as_json, {"page": str(out), "blanks": blanks}, f"draft: {out}; {blanks} blanks to be written")
@@ -177,17 +239,15 @@ def model_card(
 ) -> None:  # fmt: skip
     """Write a model card with the certificate in it: the guarantee, whom one has to trust, and the metrics."""
     load_own_parts(own)
-    from sordino.certificate import explain as explaining
     from sordino.codec import durable_files
     from sordino.report import cards
     from sordino.runs.folder import RunFolder
 
-    known = _read_about(about)
-    certificate, plan, facts = certified_with_plan(target)
-    words = explaining.explain(certificate, explaining.ceilings(plan, facts))
+    facts = _read_about(about)
+    certificate, words = _explained(target)
     dataset = "a loop's own" if target.is_file() else RunFolder.open(target).config().task.dataset
-    durable_files.write(out, cards.model_card(certificate, words, known, dataset).encode())
-    output(as_json, {"card": str(out), "to_be_written": known.open}, f"model card: {out}{_fields_to_write(known)}")
+    durable_files.write(out, cards.model_card(certificate, words, facts, dataset).encode())
+    output(as_json, {"card": str(out), "to_be_written": facts.open}, f"model card: {out}{_fields_to_write(facts)}")
 
 
 @app.command()
@@ -211,12 +271,14 @@ def compare(
     if plot is not None:
         chart = charts.utility(found)
         if chart is None:
-            needed = "two settings or more that have an epsilon and the same metric"
-            raise ConfigError(f"--plot of {len(found['comparison']['rows'])} settings", needed)
+            needed = "at least two settings that have an epsilon and the same metric"
+            fix = "name more runs, or remove --plot"
+            raise ConfigError(f"--plot of {len(found['comparison']['rows'])} settings", needed, fix)
         try:
             figures.save_figure(figures.chart_figure(chart), plot)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--plot {plot}, which cannot be written ({error})", "a .png, .svg or .pdf") from None
+            wrong, needed = f"--plot {plot}, which cannot be written ({error})", "a .png, .svg or .pdf file"
+            raise ConfigError(wrong, needed, "choose another file") from None
     forms = [one.latex(f"tab:sordino-{place}") for place, one in enumerate(tables)] * latex
     forms += [cite([run["sordino"] for run in found["runs"]])] * bibtex
     output(as_json, found, "\n\n".join(forms or [*(one.text() for one in tables), *notes]))
@@ -268,14 +330,23 @@ def audit(
 
 
 try:
+    from sordino_papers.board_command import app as board
     from sordino_papers.command import app as papers  # a package of its own: benchmarks/papers
 except ModuleNotFoundError:
-    papers = typer.Typer(help="The papers' tables, ours beside theirs.", invoke_without_command=True)
 
-    @papers.callback()
-    def _no_papers() -> None:
-        fix = "pip install ./benchmarks/papers in a checkout of Sordino"
-        raise ConfigError("no package sordino_papers", "the papers' experiments", fix)
+    def _absent(about: str) -> typer.Typer:
+        """Return a command group whose only action is an error that names the missing package."""
+        made = typer.Typer(help=about, invoke_without_command=True)
+
+        @made.callback()
+        def _no_package() -> None:
+            fix = "pip install ./benchmarks/papers in a checkout of Sordino"
+            raise ConfigError("no package sordino_papers", "the experiments of the checkout", fix)
+
+        return made
+
+    papers, board = _absent("The papers' tables, ours beside theirs."), _absent("Accuracy at equal epsilon.")
 
 
 app.add_typer(papers, name="papers")
+app.add_typer(board, name="board")

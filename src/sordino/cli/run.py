@@ -98,11 +98,12 @@ def run(
 
 
 def _check_flower(config: Config, given: dict[str, Any]) -> None:
-    """Refuse options of this process with --engine flower, where server and silos are configured separately."""
+    """Refuse options that do not reach the server and silos which --engine flower starts."""
     config.check_alone()
     refused = next((option for option, value in given.items() if value), None)
     if refused is not None:
-        raise ConfigError(f"{refused} with --engine flower", "an option of --engine flower", f"drop {refused}")
+        needed = "an option that --engine flower supports"
+        raise ConfigError(f"{refused} with --engine flower", needed, f"remove {refused}")
 
 
 def _show_round(show: OnRound | None, trackers: list[Tracker], line: dict[str, Any]) -> None:
@@ -124,7 +125,6 @@ def _print_round(line: dict[str, Any], rounds: int) -> None:
 
 
 def _figures(line: dict[str, Any]) -> list[str]:
-    """Return the names of a round's metrics, accuracy first and loss last, without metrics of single groups."""
     found = [name for name, value in line.items() if isinstance(value, float) and "/" not in name]
     return sorted(found, key=lambda name: (name == "loss", name != "accuracy"))
 

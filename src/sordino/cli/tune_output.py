@@ -1,4 +1,4 @@
-"""Options and output of `sordino tune`: runs the search, writes the tuned file, draws and prints the losses."""
+"""Options and output of `sordino tune`: runs the search, writes the tuned file, draws and prints losses."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ def tune_config(
     file: Path, *, epsilons: list[float], source: str, seeds: int, out: Path | None, resume: bool = False,
     changes: Sequence[str] = (), quiet: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """Propose settings for every epsilon (default: the file's own forecast); `out` is a folder for the results."""
+    """Search hyperparameters for every epsilon (default: the file's forecast); results are written to folder `out`."""
     if source not in SOURCES:
         raise ConfigError(f"--data {source}", "public or synthetic", codec.nearest(source, list(SOURCES)))
     config = load_config(file, changes)
     silos = own_budgets(config)
     if silos and epsilons:
         both = "--epsilon together with a budget for every silo"
-        raise ConfigError(both, "either --epsilon or budgets", "drop --epsilon: every silo keeps its budget")
+        raise ConfigError(both, "either --epsilon or budgets", "remove --epsilon: every silo keeps its budget")
     wanted = epsilons
     if not wanted:
         spent = headline(config.plan.cost().of("models"), config.delta, config.deltas)["epsilon"]
         if spent is None:
-            raise ConfigError("a plan without a guarantee and no --epsilon", "a target epsilon", "give --epsilon")
+            raise ConfigError("a plan without a guarantee and no --epsilon", "a target epsilon", "add --epsilon 4")
         wanted = [float(spent)]
     asked = {"config": codec.dump(config), "epsilons": wanted, "data": source, "seeds": seeds, "sordino": __version__}
     task = config.build()
     log = None if out is None else TrialLog(out, asked, resume)
-    known: dict[str, Any] = {"source": source, "seeds": seeds, "public": task.declared_public, "silos": silos}
-    known |= {"delta": config.delta, "seed": config.run.seed}
+    options: dict[str, Any] = {"source": source, "seeds": seeds, "public": task.declared_public, "silos": silos}
+    options |= {"delta": config.delta, "seed": config.run.seed}
     found: list[Tuned] = []
     for epsilon in wanted:
         if log is not None:
-            known |= {"done": log.trials(epsilon), "on_trial": partial(log.append, epsilon)}
+            options |= {"done": log.trials(epsilon), "on_trial": partial(log.append, epsilon)}
         with working(f"tune, epsilon {upto(epsilon, 4)}", quiet) as progress:
-            found.append(tune(config.plan, task, epsilon=epsilon, progress=progress, **known))
+            found.append(tune(config.plan, task, epsilon=epsilon, progress=progress, **options))
     if out is not None:
         durable_files.write(out / "tuned.toml", codec.to_toml(replace(config, plan=found[0].plan)).encode())
         draw(found, out / "tune.png")
@@ -66,26 +66,27 @@ def tune_config(
 def private_tuning(
     file: Path, changes: Sequence[str], over: Sequence[str], law: dict[str, Any], epsilons: Sequence[float], metric: str
 ) -> PrivateTuning:
-    """Return the search of `tune --private` from its options: a file and --over, or a sweep's file, and --law."""
+    """Build the private search of `tune --private` from a file with --over, or from a sweep's file."""
     trials: Trials = codec.read(Trials, law, "--law")
     if len(epsilons) > 1:
-        raise ConfigError("several --epsilon with --private", "one --epsilon: every search is a separate release")
+        fix = "search once for every epsilon: each search is a separate release"
+        raise ConfigError("several --epsilon with --private", "one --epsilon", fix)
     data = read_table(file)
     given = dict(map(codec.parse_setting, over))
     if not given and "sweep" not in data:
-        raise ConfigError("--private without --over", "values to try", "--over 'recipe.lr=[0.1, 0.3, 1.0]'")
+        raise ConfigError("--private without --over", "values to try", "add --over 'recipe.lr=[0.1, 0.3, 1.0]'")
     space = data.get("sweep", {}) if not given else {"random": given}
     sweep = Sweep.of({**data, "sweep": {**space, **({"metric": metric} if metric else {})}}, file.parent)
     if sweep.spec.recipe or sweep.spec.epsilon:
-        found = "[sweep] recipe or epsilon with --private"
-        raise ConfigError(found, "grid or random", """--over 'recipe.name=["a", "b"]', and --epsilon""")
+        found, needed = "[sweep] recipe or epsilon with --private", "[sweep.grid] or [sweep.random] only"
+        raise ConfigError(found, needed, """use --over 'recipe.name=["a", "b"]', and --epsilon""")
     sweep = replace(sweep, table=overridden(sweep.table, dict(map(codec.parse_setting, changes))))
     table = sweep.spec.grid or {k: v for k, v in sweep.spec.random.items() if k not in ("trials", "seed")}
     return PrivateTuning(sweep, read_space(table), trials, next(iter(epsilons), None))
 
 
 def own_budgets(config: Config) -> tuple[Budget, ...]:
-    """Return every silo's budget, from the file or, if silos differ in noise, from the forecast; else ()."""
+    """Return every silo's budget, from the file or, if silos differ in noise, from the forecast; () without silos."""
     plan = config.plan
     if config.budgets or not multipliers(plan):
         return config.budgets
@@ -97,7 +98,7 @@ def own_budgets(config: Config) -> tuple[Budget, ...]:
 
 
 def draw(found: list[Tuned], path: Path) -> None:
-    """Draw the losses: one panel per hyperparameter, with one line per epsilon."""
+    """Draw the losses of a search, one panel per hyperparameter and one line per epsilon."""
     from sordino.report.figures import Axis, Chart, Series, chart_figure, save_figure
 
     charts = []
@@ -113,7 +114,7 @@ def draw(found: list[Tuned], path: Path) -> None:
 
 
 def text(found: dict[str, Any]) -> str:
-    """Return the proposals, the losses they were chosen by, and the privacy cost of the search, as text."""
+    """Return the result of a search as text: best hyperparameters, all losses, and the search's privacy cost."""
     lines: list[str] = []
     for one in found["tuned"]:
         proposal = ", ".join(f"{name} {value:.4g}" for name, value in one["proposal"].items())

@@ -1,4 +1,4 @@
-"""Wrappers around methods of third-party parts: errors name the part, results are checked. Called by `codec.part`.
+"""Wrappers around methods of third-party parts, which check results and name the part in errors. `Part` calls them.
 
 A family declares for each method what a call must return (`returns`). The methods of a third-party class are wrapped
 once, when the class is defined; Sordino's own parts are not wrapped. An exception keeps its type inside a run (an
@@ -22,7 +22,7 @@ _CHECK, _WRAPPED, _NAMED = "__returns__", "__from_elsewhere__", "__part__"
 
 
 def returns(check: Check) -> Callable[[Method], Method]:
-    """Decorate a method of a family with the check of what a third-party part returns from it."""
+    """Return a decorator for methods of a family, by which results of third-party parts are checked."""
 
     def decorate(method: Method) -> Method:
         setattr(method, _CHECK, check)
@@ -32,9 +32,7 @@ def returns(check: Check) -> Callable[[Method], Method]:
 
 
 def wrap(cls: type, origin: Callable[[], str]) -> None:
-    """Wrap the methods and properties of a third-party part, to check results and to name the part (`origin`) in
-    errors.
-    """
+    """Wrap the methods of a third-party part: results are checked, and errors name the part (`origin`)."""
     for name, member in list(vars(cls).items()):
         method = member.fget if isinstance(member, property) else member
         # The inherited definition of a method, preferably one with a check of its result; else None
@@ -71,7 +69,7 @@ def _ours(error: BaseException) -> bool:
 
 
 def failure(error: BaseException) -> PartError | None:
-    """Return the `PartError` for what a third-party part raised, or for user code that calls sys.exit; else None."""
+    """Return the `PartError` of an exception that a third-party part, or sys.exit in user code, raised; else None."""
     named: PartError | None = getattr(error, _NAMED, None)
     if named is None and isinstance(error, SystemExit) and not _ours(error):
         return PartError(f"code of a model, a metric or a callback that ended the process (SystemExit: {error})")
@@ -79,7 +77,7 @@ def failure(error: BaseException) -> PartError | None:
 
 
 def described(found: Any) -> str:
-    """Return a description of a value by type and shape alone, since its content may be private."""
+    """Return the type and shape of a value as text, since its content may be private."""
     if hasattr(found, "shape") and hasattr(found, "dtype"):
         return f"{type(found).__name__} of {tuple(found.shape)} {found.dtype}"
     return "None" if found is None else f"a {type(found).__name__}"
@@ -88,10 +86,9 @@ def described(found: Any) -> str:
 def array(
     found: Any, shape: tuple[int | None, ...], kind: str, low: float = float("-inf"), high: float = float("inf")
 ) -> str:
-    """Check that a value is a numpy array of this shape (None: any length).
+    """Return "" if `found` is a numpy array of this shape (None: any length), else a text of what is required.
 
-    Kind "f" requires finite float64, kind "i" whole numbers in [low, high). Like all checks here, it returns a text of
-    what is required, or "" if `found` is valid.
+    Kind "f" requires finite float64, kind "i" whole numbers in [low, high).
     """
     import numpy as np
 
@@ -106,7 +103,7 @@ def array(
 
 
 def tensor(found: Any, shape: tuple[int, ...], like: Any, *, finite: bool = False) -> str:
-    """Check that a value is a floating-point tensor of this shape on the device of `like`."""
+    """Return "" if `found` is a floating-point tensor of this shape on the device of `like`, else what is required."""
     import torch
 
     fits = isinstance(found, torch.Tensor) and tuple(found.shape) == shape
@@ -118,7 +115,7 @@ def tensor(found: Any, shape: tuple[int, ...], like: Any, *, finite: bool = Fals
 
 
 def number(found: Any, low: float, *, above: bool = False) -> str:
-    """Check that a value is a finite number of at least `low`, or above `low` if `above`."""
+    """Return "" if `found` is a finite number of at least `low` (above `low` if `above`), else what is required."""
     real = isinstance(found, numbers.Real) and not isinstance(found, bool)
     sound = real and math.isfinite(float(found)) and float(found) >= low
     words = f"a finite number {'above' if above else 'of at least'} {low:g}"
@@ -132,7 +129,7 @@ def of_type(*types: type) -> Check:
 
 
 def tensors(found: Any, like: dict[str, Any] | None = None) -> str:
-    """Check that a value is a dict of tensors by name; with `like`, of the same names, shapes and dtypes."""
+    """Return "" if `found` is a dict of tensors, with the names, shapes and dtypes of `like`, else what is required."""
     import torch
 
     if not (isinstance(found, dict) and all(isinstance(one, torch.Tensor) for one in found.values())):
@@ -143,6 +140,6 @@ def tensors(found: Any, like: dict[str, Any] | None = None) -> str:
 
 
 def numbers_by_name(found: Any) -> str:
-    """Check that a value is a dict of numbers by name."""
+    """Return "" if `found` is a dict of numbers by name, else what is required."""
     sound = isinstance(found, dict) and all(isinstance(name, str) for name in found)
     return "" if sound and all(isinstance(one, float | int) for one in found.values()) else "a dict of numbers by name"

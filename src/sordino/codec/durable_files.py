@@ -1,4 +1,4 @@
-"""Durable files: a write is complete or has no effect, and is on disk when the call returns. Called by `runs`.
+"""Durable files, whose writes are complete or have no effect, and are on disk when the call returns. `runs` calls them.
 
 Every change to a run's folder goes through this module; tests stop it at each of its steps.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sordino.errors import CertificateError, StorageError
@@ -18,13 +19,14 @@ SAFE = "charged rounds stay charged, and the last checkpoint is complete"
 
 
 def read(file: Path) -> bytes:
-    """Return the content of a file; a missing file is a `CertificateError`, since a run has written it."""
+    """Return the content of a run's file; if it is missing, raise `CertificateError`."""
     try:
         return file.read_bytes()
     except FileNotFoundError:
         raise CertificateError(file.name, f"{file.name} is missing in {file.parent}") from None
     except OSError as error:
-        raise StorageError(f"{file}, which cannot be read ({error.strerror})", "a readable file") from None
+        found = f"{file}, which cannot be read ({error.strerror})"
+        raise StorageError(found, "a readable file", "change its permissions") from None
 
 
 def write(file: Path, data: bytes, mode: int = PUBLIC) -> None:
@@ -34,14 +36,11 @@ def write(file: Path, data: bytes, mode: int = PUBLIC) -> None:
 
 
 def stage(file: Path, data: bytes, mode: int) -> None:
-    """Write the new content to a synced file beside the target; `move` then replaces the target."""
+    """Write the new content of `file` to a synced file beside it; `move` then replaces the old content."""
     partial = file.with_name(file.name + PARTIAL)
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        try:
+        with _opened(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode) as descriptor:
             _write_synced(descriptor, data)
-        finally:
-            os.close(descriptor)
     except OSError as error:
         with suppress(OSError):
             os.unlink(partial)
@@ -58,10 +57,9 @@ def move(old: Path, new: Path) -> None:
 
 
 def append(file: Path, data: bytes, size: int) -> None:
-    """Append to an existing file of `size` bytes, synced; a failed append leaves the file as it was."""
+    """Append to an existing file of `size` bytes, synced; a failed append does not change the file."""
     try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND)
-        try:
+        with _opened(file, os.O_WRONLY | os.O_APPEND) as descriptor:
             found = os.fstat(descriptor).st_size
             if found != size:
                 changed = f"{file.name} has {found} bytes where this run wrote {size}: something else changed it"
@@ -72,8 +70,6 @@ def append(file: Path, data: bytes, size: int) -> None:
                 with suppress(OSError):
                     os.ftruncate(descriptor, size)
                 raise
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise trouble(file, error) from None
 
@@ -81,13 +77,10 @@ def append(file: Path, data: bytes, size: int) -> None:
 def cut(file: Path, size: int) -> None:
     """Shorten a file to `size` bytes, synced; a shorter file is not changed."""
     try:
-        descriptor = os.open(file, os.O_WRONLY)
-        try:
+        with _opened(file, os.O_WRONLY) as descriptor:
             if os.fstat(descriptor).st_size > size:
                 os.ftruncate(descriptor, size)
                 os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise trouble(file, error) from None
 
@@ -100,9 +93,15 @@ def remove(file: Path) -> None:
 
 def sync(folder: Path) -> None:
     """Flush the entries of a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
+
+
+@contextmanager
+def _opened(path: Path, flags: int, mode: int = PUBLIC) -> Iterator[int]:
+    descriptor = os.open(path, flags, mode)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -115,16 +114,14 @@ def _write_synced(descriptor: int, data: bytes) -> None:
 
 
 def trouble(file: Path, error: OSError) -> StorageError:
-    """Return the error of a failed write: what happened, what is safe, and how to continue."""
+    """Return the `StorageError` of a failed write, which says what is safe and how to continue."""
     reason = error.strerror or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return StorageError(
-            f"no space left to write {file} ({reason})", "disk space", f"free some and add --resume: {SAFE}"
-        )
+        found, fix = f"no space left to write {file} ({reason})", f"free some and add --resume: {SAFE}"
+        return StorageError(found, "disk space", fix)
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
         fix = "restore the folder and add --resume, or start a new run in another --out; charged rounds stay charged"
-        return StorageError(
-            f"{file}, which was removed during the run ({reason})", "the folder that the run was started in", fix
-        )
+        found = f"{file}, which was removed during the run ({reason})"
+        return StorageError(found, "the folder that the run was started in", fix)
     found = f"{file}, which cannot be written ({reason})"
     return StorageError(found, "a folder to write to", f"make the folder writable and add --resume: {SAFE}")

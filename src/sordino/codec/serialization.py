@@ -1,4 +1,4 @@
-"""Serialization of plans: values to TOML, JSON and SHA-256, strictly typed reading, and single changed values.
+"""Serialization of plans to TOML, JSON and SHA-256, and strictly typed reading of TOML files and single settings.
 
 Called as `codec.read`, `codec.dump`, ... by every package that reads or writes a configuration. Errors about an unknown
 name suggest the nearest known one, also for names of other libraries (`ELSEWHERE`). Functions that users register
@@ -36,7 +36,7 @@ _hints = functools.cache(get_type_hints)
 
 
 def dump(value: Any) -> Any:
-    """Return a value as plain data (dicts, lists, numbers); a part has its `kind`, and fields that are None are absent.
+    """Return a value as plain data (dicts, lists, numbers), with the `kind` of every part, without fields of None.
 
     A whole number where a float is declared becomes a float, so that 1 and 1.0 have one written form.
     """
@@ -81,7 +81,7 @@ _SCALARS: dict[Any, tuple[tuple[type, ...], str]] = {
 
 
 def read(declared: Any, data: Any, where: str = "") -> Any:
-    """Build the value of the declared type that plain data describes, or raise a `ConfigError` in one sentence."""
+    """Return the value of the declared type that plain data describes; other data raises a `ConfigError`."""
     origin, options = get_origin(declared), get_args(declared)
     if declared is Any or (data is None and NoneType in options):
         return data
@@ -103,7 +103,8 @@ def read(declared: Any, data: Any, where: str = "") -> Any:
         if not isinstance(data, list | tuple):
             raise ConfigError(f"{where} = {brief_repr(data)}", "a list", "put it in [ ]")
         if options[-1] is not Ellipsis and len(data) != len(options):
-            raise ConfigError(f"{where} = {brief_repr(data)}", f"a list of {len(options)}")
+            needed = f"a list of {len(options)} entries"
+            raise ConfigError(f"{where} = {brief_repr(data)}", needed, "change the number of entries")
         return tuple(read(options[0], entry, f"{where}[{i}]") for i, entry in enumerate(data))
     if isinstance(declared, type) and issubclass(declared, Part) and not declared.kind and isinstance(data, str):
         data = _only_kind(declared, data, where)
@@ -114,10 +115,14 @@ def read(declared: Any, data: Any, where: str = "") -> Any:
         return dict(data) if dict in (origin, declared) else _read_part(declared, data, where)
     kinds, needed = _SCALARS[declared]
     if not isinstance(data, kinds) or (isinstance(data, bool) and declared is not bool):
-        raise ConfigError(f"{where} = {brief_repr(data)}", needed)
+        raise ConfigError(f"{where} = {brief_repr(data)}", needed, f"set {where} to {needed}")
     if isinstance(data, int) and not -(2**63) <= data < 2**63:
-        raise ConfigError(f"{where} = {brief_repr(data)}", "a whole number of at most 64 bits")
+        raise _too_large(where, data)
     return float(data) if declared is float and isinstance(data, int) else data
+
+
+def _too_large(where: str, number: int) -> ConfigError:
+    return ConfigError(f"{where} = {brief_repr(number)}", "a whole number of at most 64 bits", "use a smaller number")
 
 
 def _only_kind(family: type[Part], kind: str, where: str) -> dict[str, Any]:
@@ -131,27 +136,27 @@ def _only_kind(family: type[Part], kind: str, where: str) -> dict[str, Any]:
 
 
 def _read_part(cls: Any, table: Mapping[str, Any], where: str) -> Any:
-    """Build a dataclass from a table, or the member of a family that the table's `kind` names."""
     entries = dict(table)
     if issubclass(cls, Part) and not cls.kind:
         known = sorted(cls.members)
         if "kind" not in table:
-            raise ConfigError(f"no kind in {where}", "a known kind", "known: " + ", ".join(known))
+            raise ConfigError(f"no kind in {where}", "a known kind", "use one of: " + ", ".join(known))
         if not isinstance(table["kind"], str) or table["kind"] not in cls.members:
             kind = brief_repr(table["kind"])
             raise ConfigError(f"kind {kind} in {where}", "a known kind", nearest(kind, known))
         cls = cls.members[table["kind"]]
     if issubclass(cls, Part) and entries.pop("kind", cls.kind) != cls.kind:
-        raise ConfigError(f"kind {brief_repr(table['kind'])} in {where}", f"kind {cls.kind!r}")
+        found, needed = f"kind {brief_repr(table['kind'])} in {where}", f"kind {cls.kind!r}"
+        raise ConfigError(found, needed, f"write kind = {cls.kind!r}, or drop kind")
     if inspect.isabstract(cls):
         lacks = ", ".join(sorted(cls.__abstractmethods__))
-        needed = "a part that implements every abstract method of its family"
-        raise ConfigError(f"{where}, a {cls.__name__} without {lacks}", needed)
+        found, needed = f"{where}, a {cls.__name__} without {lacks}", "every abstract method of its family"
+        raise ConfigError(found, needed, f"define {lacks} in {cls.__name__}")
     return call(cls, entries, where)
 
 
 def call(function: Callable[..., T], arguments: Mapping[str, Any], where: str) -> T:
-    """Call a function or a dataclass with plain data, each argument read as its declared type."""
+    """Return the result of a function or dataclass called with plain data, each argument read as its declared type."""
     is_class, prefix = isinstance(function, type), f"{where}." if where else ""
     parameters = inspect.signature(function, eval_str=not is_class).parameters
     for name in arguments:
@@ -175,15 +180,15 @@ def check_plain(data: Any) -> None:
         ]
         for where, item in inside:
             if not isinstance(item, Mapping | list | tuple | str | int | float) and not dataclasses.is_dataclass(item):
-                raise ConfigError(f"{where} = {brief_repr(item)}", "a number, text, a list or a table")
+                found, needed = f"{where} = {brief_repr(item)}", "a number, text, a list or a table"
+                raise ConfigError(found, needed, "write a date as text in quotes, for example")
             if isinstance(item, int) and not -(2**63) <= item < 2**63:
-                raise ConfigError(f"{where} = {brief_repr(item)}", "a whole number of at most 64 bits")
+                raise _too_large(where, item)
         level = [(where, item) for where, item in inside if isinstance(item, Mapping | list | tuple)]
         if not level:
             return
-    raise ConfigError(
-        f"{level[0][0]}, nested {DEEPEST} deep", f"at most {DEEPEST} levels", "use fewer levels of tables"
-    )
+    found = f"{level[0][0]}, nested {DEEPEST} deep"
+    raise ConfigError(found, f"at most {DEEPEST} levels", "use fewer levels of tables")
 
 
 # ---- TOML files, and single values set on the command line -----------------------------------------------------------
@@ -195,33 +200,36 @@ _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")  # text without quotes, which a
 
 
 def read_toml(path: Path, fix: str = "") -> dict[str, Any]:
-    """Return the table of a TOML file within limits of size and depth; `fix` names an example in the error."""
+    """Return the table of a TOML file, of limited size and depth; `fix` is added to the error of a file not in TOML."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfigError(f"{path}, which is a device or a pipe", "a TOML file", "write it to a file first")
             data = file.read(LARGEST + 1)
         if len(data) > LARGEST:
-            raise ConfigError(f"{path} of more than {LARGEST:,} bytes", f"a configuration of at most {LARGEST:,} bytes")
+            needed = f"a configuration of at most {LARGEST:,} bytes"
+            raise ConfigError(f"{path} of more than {LARGEST:,} bytes", needed, "check that it is the right file")
         text = data.decode("utf-8")
         if _DEEP.search(text):
-            needed = f"keys of at most {DEEPEST} parts"
-            raise ConfigError(f"{path}, which holds a key of more than {DEEPEST} parts", needed)
+            found, needed = f"{path}, which holds a key of more than {DEEPEST} parts", f"at most {DEEPEST} parts"
+            raise ConfigError(found, needed, "shorten the key")
         return tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"{path}, which cannot be read ({reason})", "a TOML file") from None
+        found = f"{path}, which cannot be read ({reason})"
+        raise ConfigError(found, "a TOML file", "check the path and its permissions") from None
     except RecursionError:
-        raise ConfigError(f"{path}, whose lists or tables are nested too deep", f"at most {DEEPEST} levels") from None
+        found, needed = f"{path}, whose lists or tables are nested too deep", f"at most {DEEPEST} levels"
+        raise ConfigError(found, needed, "use fewer levels") from None
     except ValueError as error:  # not TOML, or an integer of thousands of digits
         raise ConfigError(f"{path} that is not TOML ({error})", "a TOML file", fix) from None
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Return key and value of `recipe.lr=0.5` or `task.dataset=mnist`: a TOML literal, or a bare word as text."""
+    """Return key and value of a setting, `recipe.lr=0.5` or `task.dataset=mnist`: a TOML literal, or a word as text."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key or not value:
-        raise ConfigError(f"--set {brief_repr(text)}", "key=value, as in recipe.lr=0.5")
+        raise ConfigError(f"--set {brief_repr(text)}", "key=value", "write recipe.lr=0.5, for example")
     try:
         found = tomllib.loads(f"value = {value}")
         if list(found) == ["value"]:  # a line break would begin another key
@@ -229,14 +237,15 @@ def parse_setting(text: str) -> tuple[str, Any]:
     except (ValueError, RecursionError):
         if _WORD.fullmatch(value):
             return key, value
-    raise ConfigError(f"{key} = {brief_repr(value)}", "a value as TOML writes it: 0.5, true, [1, 2], 'some words'")
+    unread, fix = f"{key} = {brief_repr(value)}", "write 0.5, true, [1, 2] or 'some words', for example"
+    raise ConfigError(unread, "a value as TOML writes it", fix)
 
 
 def put(table: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """Return the table with one value changed; missing tables are added, places in lists (`encode.0`) must exist."""
+    """Return the table with the value at a dotted key changed; missing tables are added, list entries must exist."""
     places = key.split(".")
     if "" in places or len(places) > DEEPEST:
-        raise ConfigError(f"the key {brief_repr(key)}", "names with dots between them, as in recipe.lr")
+        raise ConfigError(f"the key {brief_repr(key)}", "names with dots between them", "write recipe.lr, for example")
     changed: dict[str, Any] = _put(table, places, value, "")
     return changed
 
@@ -248,7 +257,8 @@ def _put(old: Any, places: Sequence[str], value: Any, where: str) -> Any:
     here = f"{where}.{first}" if where else first
     if isinstance(old, list | tuple):
         if not (first.isdecimal() and int(first) < len(old)):
-            raise ConfigError(f"the key {here} in a list of {len(old)}", f"a place from 0 to {len(old) - 1}")
+            found, needed = f"the key {here} in a list of {len(old)}", f"a number from 0 to {len(old) - 1}"
+            raise ConfigError(found, needed, f"write {where}.0 for the first entry")
         return [_put(item, rest, value, here) if k == int(first) else item for k, item in enumerate(old)]
     if not isinstance(old, Mapping):
         found = f"the key {here}, and {where} = {brief_repr(old)}"
@@ -274,18 +284,18 @@ ELSEWHERE = {  # names in Opacus, Flower, pfl and TensorFlow Privacy, and what S
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """Return a suggestion for an unknown word: the nearest known word, or the one for another library's word, else
-    all.
-    """
+    """Return a suggestion for an unknown name: what Sordino calls another library's name, or the nearest known name.
+
+    If no known name is near, all are listed."""
     ours = next((name for name in ELSEWHERE.get(word, ()) if name in known), None)
     if ours is not None:
         return f"{word} is called {ours} here"
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(sorted(known))
+    return f"did you mean {close[0]!r}?" if close else "use one of: " + ", ".join(sorted(known))
 
 
 def check_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function: an unknown keyword argument is a `ConfigError` that names the nearest one."""
+    """Decorate a function, so that an unknown keyword argument raises a `ConfigError` with the nearest known one."""
     known = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
@@ -305,12 +315,12 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {}  # by family (model, 
 
 
 def register_function(family: str, name: str) -> Callable[[Function], Function]:
-    """Return a decorator that registers a function under a name; registering the same function again is no error."""
+    """Return a decorator that registers a user's model, loss or metric function (`family`) under a name."""
 
     def register(function: Function) -> Function:
         known = _FUNCTIONS.get((family, name))
         if known is not None and (known.__module__, known.__qualname__) != (function.__module__, function.__qualname__):
-            fix = f"{known.__module__} has registered this name"
+            fix = f"choose another name: {known.__module__} has registered this one"
             raise ConfigError(f"a second {family} {name!r}", f"a name that no other {family} has", fix)
         _FUNCTIONS[family, name] = function
         return function
@@ -319,22 +329,22 @@ def register_function(family: str, name: str) -> Callable[[Function], Function]:
 
 
 def find_function(family: str, name: str) -> Callable[..., Any]:
-    """Return the registered function of that name."""
+    """Return the user's model, loss or metric function (`family`) that was registered under a name."""
     if (family, name) not in _FUNCTIONS:
         known = [other for of, other in _FUNCTIONS if of == family]
-        how = f'@sordino.add_{family}("{name}") in a file that --with names, or in an installed package'
+        how = f'register it by @sordino.add_{family}("{name}") in a file that --with names, or in a package'
         found = f"{family} {name!r} of kind own"
         raise ConfigError(found, "a registered function", nearest(name, known) if known else how)
     return _FUNCTIONS[family, name]
 
 
 def function_origin(family: str, name: str) -> Foreign:
-    """Return package and version of a registered function, for the certificate."""
+    """Return package and version of a registered function, which the certificate lists."""
     return Foreign(*package_of(find_function(family, name).__module__), family, name)
 
 
 def read_options(function: Callable[..., Any], options: Mapping[str, Any], skip: int, where: str) -> dict[str, Any]:
-    """Read the options of a file as keyword arguments of a function whose first `skip` arguments Sordino passes."""
+    """Return options of a configuration file as typed keyword arguments of a function; `skip` skips its first ones."""
     own = list(inspect.signature(function, eval_str=True).parameters.values())[skip:]
     if any(one.kind is one.VAR_KEYWORD for one in own):
         return dict(options)
@@ -345,6 +355,7 @@ def read_options(function: Callable[..., Any], options: Mapping[str, Any], skip:
         raise ConfigError(f"unknown option {unknown!r} of {where}", takes, nearest(unknown, list(named)))
     missing = next((n for n, one in named.items() if one.default is one.empty and n not in options), None)
     if missing is not None:
-        raise ConfigError(f"{where} without {missing}", f"a value for {missing}", f"options = {{ {missing} = ... }}")
+        fix = f"write options = {{ {missing} = ... }}"
+        raise ConfigError(f"{where} without {missing}", f"a value for {missing}", fix)
     types = {name: Any if one.annotation is one.empty else one.annotation for name, one in named.items()}
     return {name: read(types[name], value, f"{where}.{name}") for name, value in options.items()}

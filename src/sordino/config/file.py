@@ -1,7 +1,7 @@
 """Configuration file of a run (TOML): task, plan (written out, or a recipe), privacy, run and federation settings.
 
 Called by `cli`, `runs`, `federation`, `tuning` and scripts. Values by silo name (`silos.NY = { epsilon = 1 }`,
-`sizes = { NY = 300, LA = 120 }`) become lists in the order of `[task] silos`; the data are then cut in that order.
+`sizes = { NY = 300, LA = 120 }`) become lists in the order of `[task] silos`, in which the data is cut into clients.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EXAMPLE = "see 'sordino recipes show dp_fed_ls'"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Configuration of a run, as its TOML file states it."""
+    """Configuration of a run, in the sections of its TOML file."""
 
     task: TaskSpec = field(default_factory=TaskSpec)
     plan: Plan
@@ -55,43 +55,40 @@ class Config:
         privacy, run = self.privacy, self.run
         if (privacy.ledger is None) != (privacy.dataset is None):
             found, lacks = ("ledger", "dataset") if privacy.dataset is None else ("dataset", "ledger")
-            fix = f"add {lacks} = ..."
-            raise ConfigError(f"{found} without {lacks} in [privacy]", "ledger and dataset together", fix)
+            raise ConfigError(f"{found} without {lacks} in [privacy]", "both, or neither", f"add {lacks} = ...")
         if privacy.selected is not None and privacy.limited:
-            raise ConfigError(
-                "both `selected` and a budget in [privacy]",
-                "private trials that no budget ends early",
-                "drop the budget",
-            )
+            found, needed = "both `selected` and a budget in [privacy]", "private trials that no budget ends early"
+            raise ConfigError(found, needed, "drop the budget")
         for name, number in (("seed", run.seed), ("draw_seed", run.draw_seed or 0)):
             if not -(2**63) <= number < 2**63:
-                raise ConfigError(f"{name} = {number}", "a whole number of at most 64 bits")
+                raise ConfigError(f"{name} = {number}", "a whole number of at most 64 bits", f"use a smaller {name}")
         if run.eval_every < 1:
-            raise ConfigError(f"eval_every = {run.eval_every}", "at least 1", "1 evaluates after every round")
+            raise ConfigError(f"eval_every = {run.eval_every}", "at least 1", "set 1 to evaluate after every round")
         check_deltas(self.plan, self.delta, self.deltas, privacy.allow_large_delta)
         if self.federation is not None or self.task.silos or self.task.named:
             self._check_silos()
         if "person" in self.task.options and self.plan.unit == "client":
-            found = "a person column in a plan that protects one client with all it holds"
+            found = "a person column in a plan whose privacy unit is a client with all its rows"
             fix = 'drop person, or make every person a client: groups = "..."'
-            raise ConfigError(found, "a plan of unit record, such as recipe silo", fix)
+            raise ConfigError(found, "a plan whose privacy unit is a record, such as recipe silo", fix)
         released = self.plan.prepare
         asked = self.task.preparations if self.task.options else ()
         if asked != released and not isinstance(self.task.model, InMemoryModel):  # `parse` takes them from the columns
             found = f"columns that need {len(asked)} histograms, and a plan that releases {len(released)} others"
-            fix = "drop plan.prepare: it is taken from [task.options.columns]"
+            fix = "drop plan.prepare, which is then taken from [task.options.columns]"
             raise ConfigError(found, "a plan that releases the histograms of the columns", fix)
         if run.train_metrics:
             check_train_metrics(True, privacy.noise)
 
     def _check_silos(self) -> None:
-        """Refuse names of silos that are not the plan's clients, and lists of values without a stated order."""
         names, population, federation = self.task.silos, self.plan.clients.population, self.federation
         if federation is not None and self.task.features is not None:
-            fix = "let each silo compute its features itself, and name their number in [federation] inputs"
-            raise ConfigError("[task.features] and [federation]", "silos whose records are the features", fix)
+            fix = "let each silo compute its features itself, and set [federation] inputs to their number"
+            found = "both [task.features] and [federation] in one file"
+            raise ConfigError(found, "silos whose records are already features", fix)
         if names and len(names) != population:
-            raise ConfigError(f"{len(names)} names of silos in a plan for {population} silos", "a name for every silo")
+            found = f"{len(names)} names of silos in a plan for {population} silos"
+            raise ConfigError(found, "a name for every silo", "change [task] silos, or the plan's population")
         if not names and self.task.named:
             local, own = self.plan.local, self.privacy.silos or self.privacy.deltas
             lists = (getattr(local.reads, "sizes", ()), self.plan.release.noise_multipliers, local.noise_multipliers)
@@ -101,10 +98,10 @@ class Config:
                 raise ConfigError(found, "values by the silos' names", fix + "[task] silos = [...]")
         if federation is not None and len(federation.silos) != population:
             found = f"{len(federation.silos)} silos in [federation] and a plan for {population} clients"
-            raise ConfigError(found, "one silo per client")
+            raise ConfigError(found, "one silo per client", "change [federation] silos, or the plan's population")
         if federation is not None and names and federation.silos != names:
             found = f"[federation] silos = {list(federation.silos)} and values for {list(names)}"
-            raise ConfigError(found, "the same names in the same order", f"silos = {list(names)}")
+            raise ConfigError(found, "the same names in the same order", f"write silos = {list(names)}")
 
     @property
     def delta(self) -> float:
@@ -113,7 +110,7 @@ class Config:
 
     @property
     def deltas(self) -> tuple[float, ...]:
-        """Delta of every silo, where each has its own: from the file, or by the silo's size."""
+        """Delta of every silo, from the file or by the silo's size; empty if one delta holds for all."""
         if self.privacy.silos:
             return tuple(budget.delta for budget in self.budgets)
         by_size = self.plan.local.reads is not None and self.privacy.delta is None
@@ -121,7 +118,7 @@ class Config:
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
-        """Budgets of the silos, in the plan's order."""
+        """Privacy budgets of the silos, in the plan's order of clients."""
         reads, common, population = self.plan.local.reads, self.privacy.delta, self.plan.clients.population
         found = []
         for silo, own in enumerate(self.privacy.silos):
@@ -132,7 +129,7 @@ class Config:
 
     @property
     def budget(self) -> Filter | None:
-        """Filter of `client_epsilon` and of the silos' own budgets, before any charge; None without a budget."""
+        """Privacy filter that enforces `client_epsilon` and the silos' own budgets; None without a budget."""
         limit = self.privacy.client_epsilon
         if limit is None and not self.privacy.silos:
             return None
@@ -141,34 +138,32 @@ class Config:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Entries of a certificate that come from this file, beside the plan, delta and noise."""
+        """Facts for the certificate that this file states, beside plan, delta and noise."""
         known: dict[str, Any] = {"deltas": self.deltas, "names": self.task.silos, "filtered": self.privacy.limited}
         person = self.task.person if "person" in self.task.options else None
-        known |= {} if person is None else {"person": person.rows}
+        known |= {} if person is None else {"user_rows": person.rows}
         given = {"given": self.task.model.certificate_entry} if isinstance(self.task.model, InMemoryModel) else {}
         return {**known, **given, "foreign": self.foreign, "selection": self.privacy.selected}
 
     def check_alone(self) -> None:
-        """Refuse a file of `sordino tune --private`: running it again would be another release, which is not
-        accounted.
-        """
+        """Refuse a file of `sordino tune --private`: another run of it would be a release that is not accounted."""
         if self.privacy.selected is not None:
-            found = "a file that holds the best of many private trials"
-            raise ConfigError(found, "a file of one run", "drop [privacy.selected]: another run is another release")
+            found = "a file with the best of many private trials, of which another run is another release"
+            raise ConfigError(found, "a file of one run", "drop [privacy.selected]")
 
     @property
     def streams(self) -> Streams:
-        """Random streams of a run: sampling, batches and noise."""
+        """Random streams of a run, for sampling, batches and noise."""
         seed = self.run.seed if self.run.draw_seed is None else self.run.draw_seed
         return Seeded(seed) if self.privacy.noise == "simulation" else Secure()
 
     @property
     def foreign(self) -> tuple[codec.Foreign, ...]:
-        """Third-party parts of the plan, the model, the partition and the data set."""
+        """Third-party parts in the plan, the model, the partition and the data set."""
         return tuple(sorted({*codec.foreign(self), *datasets.foreign(self.task.dataset)}))
 
     def check_task(self) -> tuple[str, ...]:
-        """Refuse an invalid task before any data is read; return notes for the data's owner."""
+        """Return notes for the data's owner; raise an error for an invalid task before any data is read."""
         if isinstance(self.task.model, InMemoryModel):
             return ()
         notes = self.look()
@@ -180,9 +175,7 @@ class Config:
         return notes
 
     def look(self) -> tuple[str, ...]:
-        """Return notes for the data's owner without reading rows; of the user's tables only names and headers are
-        read.
-        """
+        """Return notes for the data's owner, from the names and headers of tables; no row is read."""
         task = self.task
         seen = datasets.preview(task.dataset, task.options)
         natural = task.partition is None or (isinstance(task.partition, Natural) and task.partition.clients is None)
@@ -194,18 +187,16 @@ class Config:
         return seen.notes
 
     def own_code(self) -> OwnCode | None:
-        """Return the result of the independence check of model and loss; None if it needs the unknown shape of a
-        record.
-        """
-        made = self.trial_task()
-        if made is not None:
-            return made.program.of(self.plan.unit)
+        """Return the grade of record independence of model and loss; None if the shape of a record is not known yet."""
+        trial = self.trial_task()
+        if trial is not None:
+            return trial.program.of(self.plan.unit)
         model, loss = self.task.model, self.task.loss
         ours = type(model) in ARCHITECTURES.values() and (loss is None or is_record_wise(loss))
         return OwnCode(BY_CONSTRUCTION, PLAIN) if ours and self.plan.unit == "client" else None
 
     def trial_task(self) -> Task | None:
-        """Return a task with synthetic records, where their shape and classes are known without the data; else None."""
+        """Return a task with synthetic records; None if their shape and classes are not known without the data."""
         spec = self.federation
         if isinstance(self.task.model, InMemoryModel):
             return None
@@ -216,16 +207,17 @@ class Config:
         model, loss, targets = self.model_and_loss(shape, classes)
         y = torch.zeros(2, *targets, dtype=torch.int64 if classes else torch.float32)
         held = Clients.of([(torch.zeros(2, *shape), y)])
-        made = Task(model, held, loss=loss, own_code=self.task.own_code)
+        trial = Task(model, held, loss=loss, own_code=self.task.own_code)
         if self.plan.local.reads is not None:
             check_layers(model)
-        return made
+        return trial
 
     @property
     def record(self) -> tuple[tuple[int, ...], int]:
-        """Shape of one record and number of classes (0: a number), as a server knows them; no shape if it does not.
+        """Shape of one record and number of classes (0: real targets), as the server knows them without records.
 
-        They are those of [federation], or of the columns that [task.options] declares; if both state them, they agree.
+        They are stated in [federation], or by the columns of [task.options]; both must agree. An empty shape is
+        unknown.
         """
         spec, encoding = self.federation, self.task.encoding
         assert spec is not None
@@ -235,7 +227,7 @@ class Config:
         shape, classes = (*rows, encoding.width), encoding.classes or 0
         if spec.inputs not in ((), shape, shape[-1:]):
             found = f"[federation] inputs = {list(spec.inputs)}, and declared columns of {encoding.width} coordinates"
-            fix = "declare every column that the model reads, and drop inputs: the columns say it"
+            fix = "declare every column that the model reads, and drop inputs"
             raise ConfigError(found, "the same shape of a record in both", fix)
         if spec.classes not in (None, classes):
             found = f"[federation] classes = {spec.classes}, and {classes} classes in [task.options]"
@@ -243,10 +235,10 @@ class Config:
         return shape, classes
 
     def model_and_loss(self, shape: tuple[int, ...], classes: int) -> tuple[nn.Module, Loss, tuple[int, ...]]:
-        """Return the model with seeded initial weights, equal on every machine, its loss, and the shape of a target.
+        """Return the model with seeded initial weights (the same on every machine), its loss, and a target's shape.
 
-        The default loss is cross entropy for classes and squared error for a number; of a person with several rows it
-        is the mean over the rows.
+        The default loss is cross-entropy for classes and squared error for real targets; for a person with several rows
+        it is the mean over the rows.
         """
         person, usual = self.task.person, CrossEntropy() if classes else Mse()
         rows = 1 if person is None else person.rows
@@ -254,7 +246,7 @@ class Config:
         return model, self.task.loss or (Tokens() if rows > 1 else usual), (rows,) if rows > 1 else ()
 
     def check_budget(self) -> None:
-        """Refuse a plan that exceeds a budget of this configuration."""
+        """Raise an error if the plan exceeds a privacy budget of this configuration."""
         budget = self.budget
         if budget is not None:
             check_affordable(self.plan, budget, self.task.silos)
@@ -264,20 +256,18 @@ class Config:
 
 
 def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
-    """Read a configuration file, with single values changed (`recipe.lr=0.5`)."""
+    """Return the configuration of a file, with single values changed by settings such as `recipe.lr=0.5`."""
     table = codec.read_toml(path, EXAMPLE)
     return parse(overridden(table, dict(map(codec.parse_setting, changes))) if changes else table)
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """Return the table of a configuration file, unchecked."""
+    """Return the TOML table of a configuration file without checking its keys."""
     return codec.read_toml(path, EXAMPLE)
 
 
 def overridden(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration table with changed values; keys [plan] of a recipe are changed in the plan that it
-    builds.
-    """
+    """Return the configuration table with changed values; `plan.` keys change the plan that a recipe builds."""
     known = ["recipe", *(part.name for part in fields(Config))]
     later = [key for key in changes if key.startswith("plan.") and "recipe" in table]
     data = dict(table)
@@ -294,7 +284,7 @@ PER_SILO = {"recipe": ("sizes", "epsilons", "deltas", "noise_multipliers"), "pri
 
 
 def resolve_silo_names(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with tables by silo name as lists, in the order of `[task] silos`, or sorted."""
+    """Return the configuration table with values by silo name as lists, in the order of `[task] silos`, or sorted."""
     data, tables = dict(table), dict[str, Mapping[str, Any]]()
     open_tables = [(part, part, data[part]) for part in PER_SILO if isinstance(data.get(part), Mapping)]
     for part, where, inside in open_tables:  # grows while it is read: tables at any depth
@@ -315,13 +305,13 @@ def resolve_silo_names(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse(table: Mapping[str, Any]) -> Config:
-    """Build the configuration from a table; a `[recipe]` is replaced by the plan that it builds."""
+    """Return the configuration of a TOML table, in which a [recipe] is replaced by the plan that it builds."""
     codec.check_plain(table)
     codec.load_plugins()
     data = resolve_silo_names(table)
     task = data.get("task")
     prepare: tuple[Preparation, ...] = ()
-    if isinstance(task, Mapping) and isinstance(task.get("options"), Mapping):  # what the data's columns ask for
+    if isinstance(task, Mapping) and isinstance(task.get("options"), Mapping):
         prepare = datasets.preparations(str(task.get("dataset")), task["options"])
     if "recipe" in data:
         if "plan" in data:
@@ -342,7 +332,6 @@ def parse(table: Mapping[str, Any]) -> Config:
 
 
 def _with_budgets(recipe: Any, privacy: Mapping[str, Any]) -> Any:
-    """Return the table of recipe silo with the epsilons of `[privacy] silos`, unless it has its own."""
     if not isinstance(recipe, Mapping) or recipe.get("name") != "silo" or "epsilons" in recipe:
         return recipe
     budgets: tuple[SiloBudget, ...] = codec.read(tuple[SiloBudget, ...], privacy["silos"], "privacy.silos")
@@ -350,17 +339,18 @@ def _with_budgets(recipe: Any, privacy: Mapping[str, Any]) -> Any:
     common = [privacy["delta"]] if "delta" in privacy else []
     if deltas and len(deltas) < len(budgets):
         fix = "set delta in every entry of privacy.silos"
-        raise ConfigError("a delta for some silos", "a delta for every silo, or for none", fix)
+        raise ConfigError("a delta for some silos, and none for others", "a delta for every silo, or for none", fix)
     return {**recipe, "epsilons": [budget.epsilon for budget in budgets], "deltas": deltas or common}
 
 
 def from_recipe(table: Any, prepare: tuple[Preparation, ...] = ()) -> Plan:
-    """Build the plan of a recipe: `name` picks the function, the other keys are its arguments.
+    """Return the plan of a [recipe] table: `name` picks the recipe, the other keys are its arguments.
 
-    A recipe that solves for an epsilon receives the releases in `prepare`, which are part of the cost.
+    A recipe that is calibrated to an epsilon gets the releases in `prepare`, which are part of the cost.
     """
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
-        raise ConfigError("[recipe] without a name", 'name = "..."', f"known: {', '.join(RECIPES)}")
+        fix = f"set name to one of: {', '.join(RECIPES)}"
+        raise ConfigError("[recipe] without a name", "the name of a recipe", fix)
     name = table["name"]
     if name not in RECIPES:
         raise ConfigError(f"recipe {name!r}", "a known recipe", codec.nearest(name, list(RECIPES)))

@@ -34,11 +34,12 @@ from sordino.task import PublicSource, Task
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """Section [task]: data, partition and model. Without a partition: the data's natural clients, else iid.
+    """Section [task] of a configuration file: data, partition into clients, and model.
 
-    `init` is a safetensors file with the model's first weights. The author of this file declares them public:
-    the data they were trained on is not protected by the run, and the certificate says so, with the file's hash.
-    `own_code = "trusted"`: the user vouches for own model or loss code of which no graph can be captured.
+    Without a partition, clients are the data's natural clients if it has any, else iid. `init` is a safetensors file
+    with initial weights, which the user declares public: the data they were trained on is not protected by the run, and
+    the certificate says so, with the file's hash. `own_code = "trusted"` means that the user vouches for model or loss
+    code that cannot be captured as a graph.
     """
 
     dataset: str = "digits"
@@ -46,20 +47,20 @@ class TaskSpec:
     partition: Partitioner | None = None
     model: Architecture = field(default_factory=Logistic)
     loss: Loss | None = None
-    silos: tuple[str, ...] = ()  # names of the natural clients, in the order in which the plan counts them
-    init: str | None = None  # a safetensors file of weights to begin with, declared public
-    own_code: Trust | None = None  # "trusted": model and loss of the user run without a captured graph
+    silos: tuple[str, ...] = ()  # names of the natural clients, in the order of the plan's clients
+    init: str | None = None
+    own_code: Trust | None = None
     half: HoldoutPart | None = None  # the part of the test rows that a run is evaluated on
     features: Extractor | None = None  # public features that the model reads in place of the records
 
     @property
     def preparations(self) -> tuple[Preparation, ...]:
-        """Histograms of the data's columns that must be released before the first round."""
+        """Private histograms of the data's columns that must be released before the first round."""
         return datasets.preparations(self.dataset, self.options)
 
     @property
     def person(self) -> Person | None:
-        """The column of persons, where all rows of one person are one record."""
+        """Column that names persons, if all rows of one person are one record; else None."""
         table = self.options.get("person") if self.dataset in datasets.TABLES else None
         found: Person | None = None if table is None else codec.read(Person, table, "task.options.person")
         return found
@@ -67,39 +68,38 @@ class TaskSpec:
     def absolute(self) -> TaskSpec:
         """Return the section with absolute paths of its files, for processes that run in other folders."""
 
-        def there(given: Any) -> Any:
-            return (
-                [str(Path(one).absolute()) for one in given] if isinstance(given, list) else str(Path(given).absolute())
-            )
+        def absolute(given: Any) -> Any:
+            return [absolute(one) for one in given] if isinstance(given, list) else str(Path(given).absolute())
 
-        files = {key: there(value) for key, value in self.options.items() if key in ("path", "files", "test")}
+        files = {key: absolute(value) for key, value in self.options.items() if key in ("path", "files", "test")}
         return replace(self, options={**self.options, **files}) if self.dataset in datasets.OWN else self
 
     @property
     def encoding(self) -> Encoding | None:
-        """What the columns of a table mean, known without its files; None for other data, or without declarations."""
+        """Encoding of a table's columns, if the configuration declares it; None for other data."""
         declared = self.dataset in datasets.TABLES and (self.options.get("columns") or self.options.get("ranges"))
         return declared_encoding(self.options) if declared else None
 
     @property
     def named(self) -> bool:
-        """Whether the silos of this data have names, known without reading it."""
+        """Whether the silos of this data have names, as can be told without reading the data."""
         natural = self.partition is None or isinstance(self.partition, Natural)
         return natural and datasets.names_silos(self.dataset, self.options)
 
     def build(self, population: int, seed: int, metrics: tuple[Metric, ...] = ()) -> Task:
-        """Load the data, cut it into clients, and build the model; all random draws follow from the run's seed."""
+        """Load the data, cut it into clients and build the model; return the task. The seed determines all draws."""
         if isinstance(self.model, InMemoryModel):
             raise self.model.missing()
         try:
             data = load(self.dataset, **self.options)
         except TypeError as error:  # a value of the wrong type, or a name that is not an option
-            raise ConfigError(f"task.options = {self.options} ({error})", f"options of {self.dataset}") from None
+            found, needed = f"task.options = {self.options} ({error})", f"options of {self.dataset}"
+            raise ConfigError(found, needed, "change or drop the option that the message names") from None
         data = data if self.features is None else self.features.of_dataset(data)
         records = Records(torch.from_numpy(data.x), torch.from_numpy(data.y), lazy=data.offsets is not None)
         if data.offsets is not None:
             if self.partition is not None:
-                fix = "drop it: clients.npy says which client holds which rows"
+                fix = "drop the partition: clients.npy says which client holds which rows"
                 raise ConfigError("a partition of memory-mapped data", "no partition", fix)
             clients = Clients(records, np.arange(len(data.x), dtype=np.int64), data.offsets)
         else:
@@ -120,30 +120,25 @@ class TaskSpec:
         return task if self.half is None else self.half.of(task)
 
     def source(self, labels: bool, declared: tuple[Declared, ...] = ()) -> PublicSource:
-        """Return which rows of the data set are public and who declares it; `labels`: targets are classes."""
+        """Return which rows of the data set are declared public, and by whom; `labels` says if targets are classes."""
         rows, by, values = datasets.declarations(self.dataset, self.options, labels=labels)
         rows = rows if self.half is None else f"{rows}, {self.half.words}"
         return PublicSource(rows, by, (*(Declared(*one) for one in values), *declared))
 
     def _groups(self, data: Dataset, cut: Partitioner) -> Ints:
-        """Return the natural client of every record, counted in the order of `silos`."""
+        """Return the number of every record's natural client in the order of `silos`."""
         if data.groups is None:
-            raise ConfigError(
-                "names of silos for data without natural silos", "values in a list, without names", "drop the names"
-            )
+            found = "names of silos for data without natural silos"
+            raise ConfigError(found, "values in a list, without names", "drop the names")
         if not isinstance(cut, Natural) or cut.clients is not None or not data.names:
-            raise ConfigError(
-                "names of silos with a partition that has none",
-                "a partition by natural silos, or no names",
-                "drop the partition or the names",
-            )
+            found, needed = "names of silos with a partition that has none", "a partition by natural silos, or no names"
+            raise ConfigError(found, needed, "drop the partition or the names")
         check_names(list(self.silos), list(data.names), "[task] silos", "the data")
         place = np.array([self.silos.index(name) for name in data.names])
         return np.asarray(place[np.unique(data.groups, return_inverse=True)[1]], dtype=np.int64)
 
 
 def _test_groups(data: Dataset) -> tuple[torch.Tensor, tuple[str, ...]]:
-    """Return the natural client of every test record, and the clients' names or numbers: public, as the records are."""
     known = [] if data.groups is None else np.unique(data.groups).tolist()
     names = dict(zip(known, data.names, strict=False))
     numbers, places = np.unique(np.asarray(data.test_groups), return_inverse=True)
@@ -151,10 +146,10 @@ def _test_groups(data: Dataset) -> tuple[torch.Tensor, tuple[str, ...]]:
 
 
 def check_names(found: list[str], known: list[str], where: str, of: str) -> None:
-    """Refuse unknown, repeated and missing names of silos."""
+    """Raise an error for unknown, repeated and missing names of silos."""
     twice = next((name for name in found if found.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"silo {twice!r} twice in {where}", "every silo once")
+        raise ConfigError(f"silo {twice!r} twice in {where}", "every silo once", "drop one of the two")
     unknown = next((name for name in found if name not in known), None)
     if unknown is not None:
         raise ConfigError(f"silo {unknown!r} in {where}", f"a silo of {of}", codec.nearest(unknown, known))
@@ -173,13 +168,13 @@ class SiloBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacySpec:
-    """Section [privacy]: delta (default min(population^-1.1, 1e-3)), source of the noise, budgets of clients and silos.
+    """Section [privacy] of a configuration file: delta, kind of noise, and budgets of clients and silos.
 
-    `client_epsilon` stops the run before a round in which some client would exceed it, against an adversary who sees
-    the cohort. `silos` gives every silo its own budget and delta, by name, or in order if silos have no names; a round
-    that would exceed one of them is not run. `ledger` is a file to which all runs on the same data are charged before
-    their first round; `dataset` is the name of the data in it. `selected` is written by `sordino tune --private`: the
-    run is the best of many trials, and is accounted as such.
+    `delta` defaults to min(population^-1.1, 1e-3). `client_epsilon` stops the run before a round in which some client
+    would exceed it, against an adversary who sees the cohort. `silos` gives every silo its own budget and delta, by
+    name, or in order if silos have no names; a round that would exceed one of them is not run. `ledger` is a file to
+    which all runs on the same data are charged before their first round; `dataset` is the name of the data in it.
+    `selected` is written by `sordino tune --private`: the run is the best of many trials, and is accounted as such.
     """
 
     delta: float | None = None
@@ -194,13 +189,13 @@ class PrivacySpec:
 
     @property
     def limited(self) -> bool:
-        """Whether a budget may end the run."""
+        """Whether a privacy budget of clients or silos may end the run early."""
         return self.client_epsilon is not None or bool(self.silos)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """Section [run]: settings that do not change the guarantee.
+    """Section [run] of a configuration file: settings that do not change the privacy guarantee.
 
     `draw_seed` seeds the cohorts, batches and noise of a simulation; by default `seed` does.
     """
@@ -215,7 +210,7 @@ class RunSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class FederationSpec:
-    """Section [federation]: who takes part over a network; nothing of it changes the guarantee.
+    """Section [federation] of a configuration file: the silos of a run over a network, and how they are asked.
 
     `silos` are the names under which nodes are registered, in the order in which the plan counts its clients. A round
     of fewer than `quorum` reports (default: all that it asks) is asked again, `tries` times in all, each `timeout`
@@ -223,7 +218,7 @@ class FederationSpec:
     number; default: 2), unless [task.options] declares the columns of a table. `test` names a file of public rows, if
     there is one: an .npz with x and y, or a table. `simulated`: all silos' rows are those of [task], on this machine.
     `keys` pins every silo's public node key (an OpenSSH line, ECDSA): answers, and members of a secure sum, signed by
-    another key are refused.
+    another key are refused. `project` is a name for people, in the silos' ledgers and logs.
     """
 
     silos: tuple[str, ...]
@@ -236,25 +231,34 @@ class FederationSpec:
     tries: int = 3
     port: int = 8000
     keys: dict[str, str] = field(default_factory=dict)
+    project: str = ""
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w .,:-]{0,80}", self.project):
+            needed = "at most 80 letters, digits, spaces and . , : - _"
+            raise ConfigError(f"[federation] project = {self.project[:90]!r}", needed)
         wrong = next((name for name in self.silos if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name)), None)
         if wrong is not None:
-            raise ConfigError(f"silo {wrong!r} in [federation]", "a name of at most 64 letters, digits, - and _")
+            needed = "a name of at most 64 letters, digits, - and _"
+            raise ConfigError(f"silo {wrong!r} in [federation]", needed, "rename the silo")
         if len(set(self.silos)) != len(self.silos) or not self.silos:
-            raise ConfigError(f"[federation] silos = {list(self.silos)}", "at least one name, and no name twice")
+            found, needed = f"[federation] silos = {list(self.silos)}", "at least one name, and no name twice"
+            raise ConfigError(found, needed, "list every silo once")
         if self.tries < 1 or not 0 < self.timeout < math.inf or not 0 < self.port < 2**16:
             found = f"[federation] tries = {self.tries}, timeout = {self.timeout:g}, port = {self.port}"
-            raise ConfigError(found, "at least one try, seconds above 0, a port below 65536")
+            needed = "at least one try, seconds above 0, a port below 65536"
+            raise ConfigError(found, needed, "change the number that is out of range")
         if self.quorum is not None and not 1 <= self.quorum <= len(self.silos):
             found = f"[federation] quorum = {self.quorum} of {len(self.silos)} silos"
-            raise ConfigError(found, "a quorum from 1 to the number of silos")
+            raise ConfigError(found, "a quorum from 1 to the number of silos", "lower quorum, or drop it for all silos")
         for name, key in self.keys.items():
             if name not in self.silos or not re.fullmatch(r"ecdsa-sha2-nistp(256|384|521) [A-Za-z0-9+/]+=*", str(key)):
                 found = f"[federation] keys.{name} = {str(key)[:40]!r}"
-                raise ConfigError(found, "a silo's name, and its node.pub in one line without a comment")
+                needed = "the name of a silo, and its node.pub in one line without a comment"
+                raise ConfigError(found, needed, "copy the first two words of the silo's node.pub")
         if len(set(self.keys.values())) != len(self.keys):
-            raise ConfigError("[federation] keys with one key for two silos", "a key of its own for every silo")
+            found = "[federation] keys with one key for two silos"
+            raise ConfigError(found, "a key of its own for every silo", "let each silo create its own key")
 
 
 LEAST = 2  # rows of a part
@@ -262,10 +266,10 @@ LEAST = 2  # rows of a part
 
 @dataclass(frozen=True)
 class HoldoutPart:
-    """Part of the public test rows that a run is evaluated on; `share` of the rows are validation.
+    """Part of the public test rows that a run is evaluated on: `share` of the rows are validation, the rest test.
 
-    A figure of rows that had a part in choosing is too good: the best of many looks better than it is. So a search sees
-    `validation` alone, and the winner is reported on `test`. Who is in which part follows from a public seed.
+    Metrics on rows by which the best of many runs was chosen are too good. So a search evaluates on `validation` alone,
+    and the winner is reported on `test`. A public seed decides which row is in which part.
     """
 
     part: Literal["validation", "test"]
@@ -274,7 +278,7 @@ class HoldoutPart:
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
-            raise ConfigError(f"share = {self.share:g} of the test rows", "a share in (0, 1)", "0.5 cuts them in half")
+            raise ConfigError(f"share = {self.share:g} of the test rows", "a share in (0, 1)", "set share = 0.5")
 
     def rows(self, count: int) -> Ints:
         """Return the row numbers of this part among `count` rows, ascending."""
@@ -283,32 +287,33 @@ class HoldoutPart:
         return np.sort(order[:cut] if self.part == "validation" else order[cut:]).astype(np.int64)
 
     def of(self, task: Task) -> Task:
-        """Return the task with the rows of this part as its test rows."""
+        """Return the task with only this part of its public test rows as test rows."""
         test, groups = task.test, task.groups
         if test is None:
             fix = "name them in [task] options: test = ..., or public_test_fraction = 0.2"
-            raise DataError("no row that is declared public", "rows to choose by and rows to report on", fix)
+            raise DataError("a task without public test rows", "rows to choose by and rows to report on", fix)
         rows = self.rows(len(test))
         if min(len(rows), len(test) - len(rows)) < LEAST:
-            raise DataError(f"{len(test)} public rows, cut in two parts", f"at least {LEAST} rows in each part")
+            found, needed = f"{len(test)} public rows, cut in two parts", f"at least {LEAST} rows in each part"
+            raise DataError(found, needed, "declare more public rows, or change share")
         place = torch.from_numpy(rows)
         mine = Records(test.x[place], test.y[place])
         return replace(task, test=mine, groups=None if groups is None else groups[place])
 
     @property
     def words(self) -> str:
-        """Description of the part for a certificate."""
+        """Description of this part of the test rows, for the certificate."""
         return f"the {self.part} part, share {self.share:g}, public seed {self.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping:
-    """End a run after `patience` evaluations without an improvement of `metric` by at least `margin`.
+    """Early stopping rule: a run ends after `patience` evaluations in which `metric` did not improve by `margin`.
 
-    `lower`: smaller is better; by default for loss, rmse and mae. It saves time, not epsilon: the rule reads released
-    models and public rows alone, so a stopped run is a function of the run of all planned rounds, and their cost covers
-    it. The cost of the rounds that ran would not: the moment of stopping depends on the data through the models, and
-    could be chosen where much was learnt (tests/contracts/test_early_stopping.py has a rule under which it is false).
+    `lower` says that smaller is better; by default for loss, rmse and mae. Stopping saves time, not epsilon: the rule
+    reads released models and public rows alone, so a stopped run is post-processing of the run of all planned rounds,
+    whose cost is charged. The cost of the rounds that ran would be no bound, since the time of stopping depends on the
+    data through the models (tests/contracts/test_early_stopping.py has a counterexample).
     """
 
     metric: str = "loss"
@@ -318,12 +323,13 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         if self.patience < 1:
-            raise ConfigError(f"patience = {self.patience} of early stopping", "at least one evaluation")
+            found = f"patience = {self.patience} of early stopping"
+            raise ConfigError(found, "at least one evaluation", "set patience = 5")
         if not 0 <= self.margin < float("inf"):
-            raise ConfigError(f"margin = {self.margin} of early stopping", "0 or more")
+            raise ConfigError(f"margin = {self.margin} of early stopping", "0 or more", "set margin = 0")
 
     def ends(self, history: Iterable[Mapping[str, Any]]) -> int | None:
-        """Return the round after which the rule ends a run with this history, or None."""
+        """Return the round after which this rule ends a run with this history; None if it does not end."""
         best, since = float("inf"), 0
         sign = 1 if (self.metric in LOWER if self.lower is None else self.lower) else -1
         for line in history:
@@ -337,22 +343,21 @@ class EarlyStopping:
         return None
 
     def check(self, figures: Mapping[str, Any]) -> None:
-        """Refuse a metric that no evaluation computes, and a run without public rows."""
+        """Raise an error for a run without public test rows, and for a metric that no evaluation computes."""
         if not figures:
-            found = f"early stopping on {self.metric!r}, and no row that is declared public"
-            raise ConfigError(found, "public test rows: a metric of private ones costs epsilon", "declare test rows")
+            found = f"early stopping on {self.metric!r} without public test rows"
+            needed = "public test rows, since a metric of private rows costs epsilon"
+            raise ConfigError(found, needed, "declare test rows in [task] options")
         self.check_name(list(figures))
 
     def check_name(self, known: Sequence[str]) -> None:
-        """Refuse a metric that is not among the known ones."""
+        """Raise an error if the metric of this rule is not among the known names."""
         if self.metric not in known:
             found = f"early stopping on {self.metric!r}"
             raise ConfigError(found, "one of " + ", ".join(sorted(known)), codec.nearest(self.metric, list(known)))
 
     @property
     def words(self) -> str:
-        """Sentence of a certificate on an early end."""
-        return (
-            f"early stopping on public rows: {self.metric} was not better in {self.patience} evaluations; all planned "
-            "rounds are accounted, for when to stop was read off released models"
-        )
+        """Sentence on an early end of a run, for the certificate."""
+        why = "all planned rounds are accounted, because released models decided when to stop"
+        return f"early stopping on public rows: {self.metric} was not better in {self.patience} evaluations; {why}"

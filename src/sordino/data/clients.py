@@ -1,14 +1,14 @@
 """Records as tensors, and the clients that hold them: one table, and the rows of each client.
 
-Called by `task`, which turns the user's entries into `Records`, and by the engines. An entry is a pair (x, y), a
-map-style data set of pairs, or a data set with named fields, as Hugging Face tokenizers give them. The named fields of
-a record become rows of one tensor, x [n, fields, T] of integers, padded on the right to one length; a single field
-(pixel_values) is x itself, and `labels` are y. `NamedFieldsModel` passes them to the model by name.
+Called by `task`, which turns the user's data sets into `Records`, and by the engines. A data set is a pair (x, y), a
+map-style data set of pairs, or a data set with named fields, as Hugging Face tokenizers return them. The named fields
+of n records become one integer tensor x [n, fields, T], padded on the right to T tokens; a single field (pixel_values)
+is x itself, and the field `labels` is y. `NamedFieldsModel` passes the fields to the model by name.
 
     field          is padded with
-    input_ids      pad, the tokenizer's id; its value has no effect, since the attention_mask hides it
+    input_ids      the tokenizer's padding id; its value has no effect, since the attention_mask hides it
     labels         -100, which the loss ignores
-    any other      0; if a record is padded and has no attention_mask, one is made
+    any other      0; if a record is padded and has no attention_mask, one is added
 """
 
 from __future__ import annotations
@@ -61,37 +61,37 @@ class Clients:
 
     @classmethod
     def of(cls, clients: Sequence[Any]) -> Clients:
-        """Build clients from a list with one entry each: (x, y), `Records`, or a map-style data set of (x, y) pairs."""
+        """Build clients from a list with one data set each: (x, y), `Records`, or a map-style data set of pairs."""
         if len(clients) == 0:
             raise DataError("an empty list of clients", "at least one client", "pass one data set per client")
         parts = [records_of(entry, f"client {i}") for i, entry in enumerate(clients)]
         full = [part for part in parts if len(part)]
         if not full:
-            raise DataError(
-                f"{len(parts)} clients without any record", "at least one record in all", "check the list of clients"
-            )
+            found = f"{len(parts)} clients without any record"
+            raise DataError(found, "a record of at least one client", "check the data sets in the list")
         table = Records(torch.cat([part.x for part in full]), torch.cat([part.y for part in full]))
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         return cls(table, np.arange(offsets[-1], dtype=np.int64), offsets)
 
     @classmethod
     def cut(cls, records: Records, partition: Partitioner, groups: Any = None, seed: int = 0) -> Clients:
-        """Cut one table of records into clients by a partition, whose random draws follow from the public `seed`."""
+        """Partition one table of records over clients; the partition's random draws follow from the public `seed`."""
         split = partition.split(records.y.numpy(), groups, Seeded(seed).at(0, "partition"))
         return cls(records, split.index, split.offsets)
 
     @classmethod
     def elsewhere(cls, population: int, like: Records | None = None) -> Clients:
-        """Return clients whose records are on other machines; `like` are public records of the same shape."""
+        """Return clients whose records are on other machines; `like` is public records with the shape of theirs."""
         sides = (torch.empty(0), torch.empty(0)) if like is None else (like.x, like.y)
         x, y = (side.new_empty(0, *side.shape[1:]) for side in sides)
         return cls(Records(x, y), np.zeros(0, dtype=np.int64), np.zeros(population + 1, dtype=np.int64), ())
 
     @classmethod
     def alone(cls, client: int, population: int, own: Records) -> Clients:
-        """Return one client of a population, with its own records and no others."""
+        """Return a population of which this process holds the records of one client only."""
         if not 0 <= client < population:
-            raise DataError(f"silo {client} of {population}", f"a number from 0 to {population - 1}")
+            needed = f"a number from 0 to {population - 1}"
+            raise DataError(f"silo {client} of {population}", needed, "correct the number of the silo")
         offsets = np.zeros(population + 1, dtype=np.int64)
         offsets[client + 1 :] = len(own)
         return cls(own, np.arange(len(own), dtype=np.int64), offsets, (client,))
@@ -110,7 +110,7 @@ class Clients:
         return len(self.offsets) - 1
 
     def size(self, client: int) -> int:
-        """Return how many records a client holds."""
+        """Return the number of records of a client."""
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def rows(self, client: int) -> Ints:
@@ -118,13 +118,17 @@ class Clients:
         return self.index[self.offsets[client] : self.offsets[client + 1]]
 
 
+_DATA_NEEDED = "a pair (x, y) of tensors, or a map-style data set of such pairs"
+_DATA_FIX = "pass (x, y), or a torch.utils.data.TensorDataset(x, y)"
+
+
 def records_of(entry: Any, name: str) -> Records:
-    """Return a user's (x, y) pair or map-style data set as records; `name` is what errors call it."""
+    """Return a user's pair (x, y) or map-style data set as records; error messages call it `name`."""
     if isinstance(entry, Records):
         return entry
     if not (isinstance(entry, tuple | list) and len(entry) == 2):
         if isinstance(entry, Mapping) or not (hasattr(entry, "__len__") and hasattr(entry, "__getitem__")):
-            raise DataError(f"{name} of type {type(entry).__name__}", "(x, y) tensors or a map-style data set")
+            raise DataError(f"{name} of type {type(entry).__name__}", _DATA_NEEDED, _DATA_FIX)
         pairs = [entry[i] for i in range(len(entry))]
         if not pairs:
             return Records(torch.empty(0), torch.empty(0, dtype=torch.int64))
@@ -133,23 +137,24 @@ def records_of(entry: Any, name: str) -> Records:
     try:
         x, y = torch.as_tensor(entry[0]), torch.as_tensor(entry[1])
     except (TypeError, ValueError, RuntimeError) as error:
-        needed = "(x, y) tensors or a data set"
-        raise DataError(f"{name} that cannot be converted to tensors ({error})", needed) from None
+        found = f"{name} that cannot be converted to tensors ({error})"
+        raise DataError(found, _DATA_NEEDED, _DATA_FIX) from None
     x, y = (side.float() if side.dtype == torch.float64 else side for side in (x, y))
     if len(x) != len(y):
-        raise DataError(f"{name} with {len(x)} inputs and {len(y)} targets", "one target for every input")
+        found = f"{name} with {len(x)} inputs and {len(y)} targets"
+        raise DataError(found, "one target for every input", "cut the longer of the two")
     return Records(x, y)
 
 
 def check_finite(records: Records, name: str) -> None:
-    """Refuse NaN and infinity; memory-mapped records are not read."""
+    """Refuse records with NaN or infinity; memory-mapped records are not read and not checked."""
     if records.lazy:
         return
     for side, tensor in (("x", records.x), ("y", records.y)):
         if tensor.is_floating_point() and not all(bool(part.isfinite().all()) for part in torch.split(tensor, 65536)):
             count = int((~tensor.isfinite()).sum())
             found = f"{count} NaN or infinite values in {side} of {name}"
-            raise DataError(found, "finite numbers", "drop or impute them first")
+            raise DataError(found, "finite numbers", "drop the records, or impute the values before training")
 
 
 # ---- records with named fields ---------------------------------------------------------------------------------------
@@ -160,11 +165,11 @@ Columns = dict[str, list[Tensor]]  # by field, one tensor per record
 
 
 class NamedFieldsModel(nn.Module):
-    """Wraps a model that takes named inputs as a function of one tensor that returns the logits.
+    """Wrapper of a model with named inputs: takes one tensor with all fields and returns the logits.
 
-    Of a causal model the last token's logits are dropped, since they have no label; y begins with the second token.
-    `public` is the publishable part of a record's shape: for sequences the length that the caller gave, since the
-    longest length depends on private records; None: the shape of every record is public.
+    For a causal model the last token's logits are dropped, since they have no label; y begins with the second token.
+    `public` is the part of a record's shape that may be published. None means the whole shape. For sequences it is the
+    length that the caller passed, or () if the caller passed none, since the longest length depends on private records.
     """
 
     def __init__(
@@ -175,8 +180,8 @@ class NamedFieldsModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         fields = (x,) if len(self.names) == 1 else x.unbind(1)
-        answer = self.model(**dict(zip(self.names, fields, strict=True)))
-        logits: Tensor = answer if isinstance(answer, Tensor) else answer.logits
+        output = self.model(**dict(zip(self.names, fields, strict=True)))
+        logits: Tensor = output if isinstance(output, Tensor) else output.logits
         return logits[:, :-1] if self.causal else logits
 
 
@@ -186,23 +191,22 @@ def unwrapped_model(model: nn.Module) -> nn.Module:
 
 
 def is_transformers_model(model: nn.Module) -> bool:
-    """Return whether a model is from transformers, or wraps one (peft): it returns more than a tensor."""
+    """Return whether a model is of the package transformers, or of peft, so that it returns more than a tensor."""
     return hasattr(model, "main_input_name") and hasattr(model, "config")
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Return whether the model is a causal language model: the label of a token is the next token."""
+    """Return whether the model is a causal language model, in which the label of a token is the next token."""
     return re.search("(CausalLM|LMHeadModel)$", type(_base_model(model)).__name__) is not None
 
 
 def _base_model(model: nn.Module) -> nn.Module:
-    """Return the model inside a peft wrapper."""
     own: nn.Module = getattr(model, "get_base_model", lambda: model)()
     return own
 
 
 def has_named_fields(entry: Any) -> bool:
-    """Return whether an entry is a mapping of columns or a data set of mappings."""
+    """Return whether a user's data set has named fields: a mapping of columns, or a sequence of mappings."""
     if isinstance(entry, Mapping):
         return True
     listed = hasattr(entry, "__len__") and hasattr(entry, "__getitem__") and not isinstance(entry, Tensor)
@@ -212,9 +216,10 @@ def has_named_fields(entry: Any) -> bool:
 def tabulate_fields(
     model: nn.Module, entries: Sequence[tuple[Any, str]], pad: int | None = None, length: int | None = None
 ) -> tuple[NamedFieldsModel, list[Records]]:
-    """Return the wrapped model, and the records of all entries; each entry comes with its name for errors.
+    """Return the wrapped model, and each data set with named fields as records.
 
-    `length` is the number of tokens of a record, by default that of the longest.
+    `entries` are pairs of a data set and its name in error messages. `pad` is the padding id of input_ids, by default
+    that of the model's configuration; `length` is the number of tokens of a record, by default that of the longest.
     """
     causal, tables = is_causal(model), [(_columns(model, entry, name), name) for entry, name in entries]
     names = _field_names(tables)
@@ -224,8 +229,7 @@ def tabulate_fields(
     longest = max(sizes, default=0)
     if length is not None and longest > length:
         fix = f"raise length, or tokenize with truncation=True, max_length={length}"
-        needed = f"records of at most {length} tokens"
-        raise DataError(f"a record of {longest} tokens and length = {length}", needed, fix)
+        raise DataError(f"a record of {longest} tokens", f"at most length = {length} tokens", fix)
     ragged = len(sizes | ({length} if length is not None and sizes else set())) > 1
     all_names = (*names, MASK) if ragged and IDS in names and MASK not in names else names
     size = longest if length is None else length
@@ -235,7 +239,7 @@ def tabulate_fields(
 
 
 def _pack(table: Columns, name: str, fields: tuple[str, ...], causal: bool, pad: int, length: int) -> Records:
-    """Pack the columns of named fields into x and y; a causal model's labels are by default the tokens themselves."""
+    """Return x and y of the columns; a causal model's labels are by default its input tokens."""
     if not table:
         return Records(torch.empty(0), torch.empty(0, dtype=torch.int64))
     held = {**table, MASK: table.get(MASK) or [torch.ones_like(ids) for ids in table.get(IDS, ())]}
@@ -251,14 +255,12 @@ def _pack(table: Columns, name: str, fields: tuple[str, ...], causal: bool, pad:
     if any(part.shape != x[0].shape or part.dtype != x[0].dtype or part.dim() != 2 for part in x) and len(x) > 1:
         found = ", ".join(f"{field} {list(part.shape[1:])}" for field, part in zip(fields, x, strict=True))
         needed = "fields of numbers with one type and one shape [records, length], or a single field"
-        raise DataError(
-            f"{name} with the fields {found}", needed, "keep one field, or wrap the model so that it takes one tensor"
-        )
+        fix = "remove all fields but one, or wrap the model so that it takes one tensor"
+        raise DataError(f"{name} with the fields {found}", needed, fix)
     return Records(x[0] if len(x) == 1 else torch.stack(x, 1), y[:, 1:].contiguous() if causal else y)
 
 
 def _columns(model: nn.Module, entry: Any, name: str) -> Columns:
-    """Return one list of tensors per field; text columns are dropped."""
     if isinstance(entry, tuple | list) and len(entry) == 2 and not has_named_fields(entry):
         entry = {model.main_input_name: entry[0], LABELS: entry[1]}
     if not isinstance(entry, Mapping):
@@ -269,12 +271,13 @@ def _columns(model: nn.Module, entry: Any, name: str) -> Columns:
     columns: Columns = {}
     for field, column in entry.items():
         if not isinstance(column, Tensor) and len(column) and isinstance(column[0], str | bytes | None):
-            continue
+            continue  # text
         field = LABELS if field in ALIASES else field
         try:
             values = [torch.as_tensor(value) for value in column]
         except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"{field} of {name}, which is no list of numbers ({error})", "numbers") from None
+            found = f"field {field} of {name}, which is no list of numbers ({error})"
+            raise DataError(found, "numbers for every record", "remove the field, or convert it to numbers") from None
         columns[field] = [value.float() if value.is_floating_point() else value.long() for value in values]
     _check_columns(model, columns, name)
     return columns
@@ -286,31 +289,35 @@ def _check_columns(model: nn.Module, columns: Columns, name: str) -> None:
     wrong = next((field for field in columns if known and field not in known and field != LABELS), None)
     if wrong is not None:
         needed = f"fields among {', '.join(known[:3])}, ..."
-        raise DataError(f"a field {wrong!r} in {name}, which the model does not take", needed, "remove it")
+        found = f"a field {wrong!r} in {name}, which the model does not take"
+        raise DataError(found, needed, "remove the field from the data set")
     if LABELS not in columns and not (is_causal(model) and IDS in columns):
-        raise DataError(f"{name} with the fields {', '.join(columns) or 'none'}", "a field `labels`")
+        found = f"{name} with the fields {', '.join(columns) or 'none'}"
+        raise DataError(found, "a field `labels`", "rename the column of the targets to labels")
     lengths = {field: len(column) for field, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise DataError(f"{name} with {lengths} records", "the same number of records in every field")
+        needed = "the same number of records in every field"
+        raise DataError(f"{name} with {lengths} records", needed, "cut the longer fields")
 
 
 def _field_names(tables: Sequence[tuple[Columns, str]]) -> tuple[str, ...]:
-    """Return the names of the input fields, in the first entry's order; every entry must have the same."""
     full = [(table, name) for table, name in tables if table]
     if not full:
-        raise DataError(f"{len(tables)} data sets without a record", "at least one record")
+        found = f"{len(tables)} data sets without a record"
+        raise DataError(found, "at least one record", "pass data sets with records")
     first, first_name = full[0]
     for table, name in full:
         if table.keys() != first.keys():
-            needed = f"those of {first_name}: {', '.join(first)}"
-            raise DataError(f"{name} with the fields {', '.join(table)}", needed)
+            needed = f"the fields of {first_name}: {', '.join(first)}"
+            raise DataError(f"{name} with the fields {', '.join(table)}", needed, "add or remove fields")
     if not first.keys() - {LABELS}:
-        raise DataError(f"{first_name} with labels and no inputs", "input fields of the model beside the labels")
+        found = f"{first_name} with labels and no inputs"
+        raise DataError(found, "input fields of the model beside the labels", "add input_ids or pixel_values")
     return tuple(field for field in first if field != LABELS)
 
 
 def _stacked(column: Sequence[Tensor], fill: int, length: int, where: str) -> Tensor:
-    """Return a column as one tensor: [n, length] for sequences, padded with `fill`; [n, ...] for other fields."""
+    """Return a column as one tensor: [n, length] for sequences, [n, ...] for any other field."""
     if not column:
         return torch.empty(0, length, dtype=torch.int64)
     if column[0].dim() == 1 and length:
@@ -318,4 +325,5 @@ def _stacked(column: Sequence[Tensor], fill: int, length: int, where: str) -> Te
     try:
         return torch.stack(list(column))
     except RuntimeError as error:
-        raise DataError(f"{where} of different shapes ({error})", "one shape") from None
+        fix = "pad or resize the records"
+        raise DataError(f"{where} of different shapes ({error})", "one shape for all records", fix) from None

@@ -2,13 +2,13 @@
 
 Called by the configuration, `cli` and scripts. Nothing is read or downloaded before `load`. The user's own arrays are:
 
-npz      x, y and, where present, test_x, test_y, groups, test_groups, classes; read whole.
+npz      x, y and optionally test_x, test_y, groups, test_groups, classes; the file is read whole.
 memmap   x.npy [n, ...] float32 or int64, y.npy [n] float32 or int64, clients.npy [population + 1] int64: client i holds
-         the rows clients[i] to clients[i + 1]. A round reads the rows of its cohort and no others; in memory are 8
-         bytes a client and a record. test_x.npy and test_y.npy are read whole, and checked.
+         the rows clients[i] to clients[i + 1]. A round reads only the rows of its cohort; 8 bytes for each client and
+         each record are in memory. test_x.npy and test_y.npy are read whole, and checked.
 
-Every row of them is private unless the user declares it public: by another file (`test = "public.csv"`), by arrays
-called test_x and test_y, or by a share of the rows (`public_test_fraction = 0.2`). Else there is no test.
+Each row is private unless the user declares it public: by another file (`test = "public.csv"`), by arrays called
+test_x and test_y, or by a share of the rows (`public_test_fraction = 0.2`). Otherwise there are no test records.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 def npz(
     *, path: Paths, classes: int | None = None, test: Paths | None = None, public_test_fraction: float | None = None
 ) -> Dataset:
-    """Read arrays x, y and, where present, test_x, test_y, groups, test_groups, classes.
+    """Read an .npz file with x, y and optionally test_x, test_y, groups, test_groups, classes.
 
-    Integer y are labels and float y are targets. The number of classes should be public: give `classes`, here or in the
-    file; without it, it is the largest label plus one. Test records are declared public: test_x and test_y, the x and y
-    of another file `test`, or a fixed `public_test_fraction` of the records. Without any of them there is no test.
+    An integer y has class labels, a float y real targets. The number of classes should be public: pass `classes`, or
+    store it in the file; otherwise it is the largest label plus one. Test records are public by declaration: test_x and
+    test_y, the x and y of another file `test`, or a fixed `public_test_fraction` of the records.
     """
     with records.name_file(path):
         arrays = read_npz(Path(path))
@@ -59,20 +59,21 @@ def npz(
 def _from_arrays(arrays: dict[str, Array], classes: int | None) -> Dataset:
     for key in ("x", "y"):
         if key not in arrays or not arrays[key].ndim:
-            raise DataError(f"no array {key}", "arrays x and y", f"save it with numpy.savez(path, {key}=...)")
+            raise DataError(f"no array {key}", "arrays x and y", "save both with numpy.savez(path, x=..., y=...)")
     if ("test_x" in arrays) != ("test_y" in arrays):
-        raise DataError("only one of test_x and test_y", "both arrays, or neither")
+        raise DataError("only one of test_x and test_y", "both arrays, or neither", "save the other one too")
     y, held = arrays["y"], arrays.get("classes")
     if classes is None and held is not None:
         if held.size != 1 or held.dtype.kind not in "iu":
-            raise DataError(f"classes of shape {held.shape}", "one whole number")
+            raise DataError(f"classes of shape {held.shape}", "one integer", "save the number of classes as classes")
         classes = int(held.item())
     elif classes is None and y.dtype.kind in "iu" and y.size:
         classes = int(y.max()) + 1
     groups = {key: arrays[key] for key in ("groups", "test_groups") if key in arrays}
     for key, values in groups.items():
         if values.dtype.kind not in "iu" or values.ndim != 1:
-            raise DataError(f"{key} of type {values.dtype} and shape {values.shape}", "one integer per record")
+            found = f"{key} of type {values.dtype} and shape {values.shape}"
+            raise DataError(found, "one integer per record", "number the groups, and save an integer array")
         groups[key] = records.int64(values, key)
     names = tuple(str(value) for value in np.unique(groups["groups"])) if "groups" in groups else ()
     classes = records.check_classes(classes)
@@ -87,15 +88,16 @@ _TYPES = (np.dtype(np.float32), np.dtype(np.int64))
 
 
 def memmap(*, path: str | Path, classes: int | None = None) -> Dataset:
-    """Return a folder's arrays, mapped into memory and not read yet; `classes` for labels, none for targets.
+    """Map the arrays of a folder into memory without reading them; `classes` is None for real targets.
 
-    Records that are not read are not checked: one with NaN or infinity makes its client's update count as zero.
+    Training records are not checked at the start: one with NaN or infinity makes its client's update count as zero.
     """
     try:
         folder = Path(path).expanduser()
         tested = any((folder / f"test_{side}.npy").exists() for side in "xy")
     except (OSError, ValueError, RuntimeError) as error:
-        raise DataError(f"{str(path)!r}, which cannot be read ({error})", "the path of a folder") from None
+        found = f"{str(path)!r}, which cannot be read ({error})"
+        raise DataError(found, "the path of a folder", "correct path in the options") from None
     arrays: dict[str, Array] = {}
     for name in PARTS[: None if tested else 3]:
         file = folder / f"{name}.npy"
@@ -105,7 +107,7 @@ def memmap(*, path: str | Path, classes: int | None = None) -> Dataset:
                 arrays[name] = np.load(regular_file(file), mmap_mode="c", allow_pickle=False)  # copy on write
         except UNREADABLE as error:
             found = f"{file}, which cannot be read ({error})"
-            raise DataError(found, "an .npy file", "see sordino.data.datasets") from None
+            raise DataError(found, "an .npy file", "write the folder with sordino.data.datasets.write_memmap") from None
     _check_memmap(arrays["x"], arrays["y"], arrays["clients"], classes, folder)
     test_x, test_y = (np.array(arrays[f"test_{side}"]) if tested else np.array(arrays[side][:0]) for side in "xy")
     offsets = np.array(arrays["clients"])
@@ -114,25 +116,28 @@ def memmap(*, path: str | Path, classes: int | None = None) -> Dataset:
 
 def _check_memmap(x: Array, y: Array, offsets: Array, classes: int | None, folder: Path) -> None:
     if x.ndim < 2 or y.ndim != 1:
-        raise DataError(f"x of shape {x.shape} and y of shape {y.shape} in {folder}", "x [n, ...] and y [n]")
+        found, fix = f"x of shape {x.shape} and y of shape {y.shape} in {folder}", "reshape the arrays"
+        raise DataError(found, "x of shape [n, ...] and y of shape [n]", fix)
     for name, array in (("x", x), ("y", y)):
         if array.dtype not in _TYPES:
             fix = f"convert {name}.npy with numpy.astype"
             raise DataError(f"{name} of type {array.dtype} in {folder}", "float32 or int64", fix)
     if (classes is None) != (y.dtype == _TYPES[0]):
         found = f"y of type {y.dtype} and classes = {classes}"
-        raise DataError(found, "int64 labels with classes, or float32 without")
+        needed = "int64 labels and a number of classes, or float32 targets and no classes"
+        raise DataError(found, needed, "convert y.npy, or correct the option classes")
     whole = offsets.dtype == np.int64 and offsets.ndim == 1 and len(offsets) > 1
     rising = whole and offsets[0] == 0 and offsets[-1] == len(x) and bool((np.diff(offsets) >= 0).all())
     if not rising or len(y) != len(x):
         found = f"clients.npy that does not partition the {len(x)} rows of x and {len(y)} of y in {folder}"
-        raise DataError(found, "int64 row numbers that rise from 0 to the number of rows")
+        needed = "int64 row numbers that rise from 0 to the number of rows"
+        raise DataError(found, needed, "write clients.npy as [0, cumulative sums of the clients' sizes]")
 
 
 def write_memmap(
     folder: Path, x: Array, y: Array, sizes: Array, test_x: Array | None = None, test_y: Array | None = None
 ) -> None:
-    """Write arrays as `memmap` reads them: x and y in the order of their clients, `sizes` records per client."""
+    """Write a folder that `memmap` reads; x and y are sorted by client, and client i has sizes[i] records."""
     folder.mkdir(parents=True, exist_ok=True)
     clients = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     for name, array in zip(PARTS, (x, y, clients, test_x, test_y), strict=True):
@@ -145,8 +150,6 @@ def write_memmap(
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A registered data set: reader, description, licence, shape of a record and number of classes."""
-
     read: Callable[..., Dataset]
     description: str
     licence: str
@@ -202,19 +205,20 @@ def add_dataset(
     name: str, read: Callable[..., Dataset], *, description: str = "", licence: str = "not stated",
     shape: tuple[int, ...] | None = None, classes: int = 0,
 ) -> None:  # fmt: skip
-    """Register a data set: `read(**options)` returns it; its test records are public by your declaration.
+    """Register a data set that `read(**options)` returns; you declare that its test records are public.
 
-    With the `shape` of one record and the number of `classes` (0: a number), `sordino plan` tries the model on it.
+    If `shape`, the shape of one record, is given, `sordino plan` tries the model on synthetic records of that shape;
+    `classes` = 0 means real targets.
     """
     known = _SETS.get(_ALIASES.get(name, name))
     if known is not None and (known.read.__module__, known.read.__qualname__) != (read.__module__, read.__qualname__):
-        fix = f"{known.read.__module__} has registered this name"
-        raise ConfigError(f"a second data set {name!r}", "a name that no other data set has", fix)
+        found = f"a second data set {name!r}; {known.read.__module__} has registered the first"
+        raise ConfigError(found, "a name that no other data set has", "choose another name")
     _SETS[name] = _Entry(read, description, licence, None if shape is None else tuple(shape), classes)
 
 
 def foreign(name: str) -> tuple[Foreign, ...]:
-    """Return the package that a registered data set comes from; empty for Sordino's own."""
+    """Return the third-party package that registered a data set; empty for a data set of Sordino."""
     entry = _SETS.get(_ALIASES.get(name, name))
     if entry is None or entry.read.__module__.startswith("sordino."):
         return ()
@@ -222,13 +226,13 @@ def foreign(name: str) -> tuple[Foreign, ...]:
 
 
 def record_of(name: str) -> tuple[tuple[int, ...], int] | None:
-    """Return the shape of a record and its number of classes (0: real target); None if unknown without reading data."""
+    """Return the shape of a record and the number of classes (0: real target); None if only the data can tell."""
     entry = _SETS.get(_ALIASES.get(name, name))
     return None if entry is None or entry.shape is None else (entry.shape, entry.classes)
 
 
 def names() -> list[str]:
-    """Return the names that `load` knows."""
+    """Return the names of all data sets that `load` can load."""
     return list(_SETS)
 
 
@@ -241,79 +245,80 @@ def load(
     name: str = "digits", *, train: int | None = None, test: int | Paths | None = None, validation: bool = False,
     **options: Any,
 ) -> Dataset:  # fmt: skip
-    """Load a data set and check it: finite, of matching lengths, labels in range.
+    """Load a data set by name and check that it is finite, of matching lengths, and has its labels in range.
 
-    `train` and `test` keep the first records of each part (sets with groups may be ordered by group). With `validation`
-    the test part is the training records after the first `train`: `load("mnist", train=50000, validation=True)` is
-    tested on the last 10,000 training images. Rows of the user's own data are private; there `test` may name a public
-    file.
+    Only the first `train` training records and the first `test` test records are used (data sets with groups may be
+    sorted by group). With `validation` the test records are the training records after the first `train`:
+    `load("mnist", train=50000, validation=True)` is tested on the last 10,000 training images. Rows of the user's own
+    data are private; for such data `test` may be the path of a public file.
     """
     if isinstance(test, str | Path):
         options, test = {**options, "test": test}, None
-    name, entry = _known(name, options, validation)
+    name, entry = _checked_entry(name, options, validation)
     data = replace(entry.read(**options), name=name, description=entry.description, licence=entry.licence)
     return records.select_records(data, train, test, validation)
 
 
-def _known(name: str, options: Mapping[str, Any], validation: bool) -> tuple[str, _Entry]:
-    """Return name and entry of a data set; refuse, without reading anything, an unknown name and wrong options."""
+def _checked_entry(name: str, options: Mapping[str, Any], validation: bool) -> tuple[str, _Entry]:
+    """Return name and entry of a data set; refuse, without reading data, an unknown name or wrong options."""
     name = _ALIASES.get(name, name)
     if name not in _SETS:
         raise ConfigError(f"unknown data set {name!r}", "one of " + ", ".join(_SETS), nearest(name, list(_SETS)))
     parameters = inspect.signature(_SETS[name].read).parameters
     known = list(dict.fromkeys([*parameters, "train", "test", "validation"]))
     if "test" in options and "test" not in parameters:
-        needed = "a whole number: how many test records to keep"
-        raise ConfigError(f"test = {options['test']!r} of data set {name}", needed)
+        needed = "a whole number, the number of test records to use"
+        raise ConfigError(f"test = {options['test']!r} for data set {name}", needed, "write a number, such as 1000")
     unknown = next((option for option in options if option not in known), None)
     if unknown is not None:
         found = f"unknown option {unknown!r} of data set {name}"
         raise ConfigError(found, "one of " + ", ".join(known), nearest(unknown, known))
     for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
-            raise ConfigError(f"data set {name} without {option}", f"a value for the option {option}")
+            needed = f"a value for the option {option}"
+            raise ConfigError(f"data set {name} without {option}", needed, f"add {option} = ... to [task.options]")
     if validation and name in OWN:
-        fix = "name a file, test = ..., or say public_test_fraction = 0.2"
-        raise ConfigError(
-            f"validation = true of {name}, whose rows are private", "test rows that are declared public", fix
-        )
+        fix = "declare a public file, test = ..., or a share of the rows, public_test_fraction = 0.2"
+        found = f"validation = true for {name}, whose rows are private"
+        raise ConfigError(found, "test rows that are declared public", fix)
     return name, _SETS[name]
 
 
-# ---- what is known before a row is read ------------------------------------------------------------------------------
+# ---- facts that need no rows -----------------------------------------------------------------------------------------
 
 
 def names_silos(name: str, options: Mapping[str, Any]) -> bool:
-    """Return whether the natural clients of a data set have names: a column of a table, files, or hospitals."""
+    """Return whether the natural clients of a data set have names, from a table's column, files, or hospitals."""
     return name == "heart_disease" or (name in TABLES and bool(options.get("groups") or options.get("files")))
 
 
 def preview(name: str, options: Mapping[str, Any]) -> TablePreview:
-    """Return silo names and notes of a data set, and refuse what `load` would refuse, before a row is read.
+    """Return silo names and notes for the user about a data set, without reading a row.
 
-    For own tables the names and headers of existing files are read; what a run would refuse by them is refused.
+    Options that `load` would refuse are refused. For the user's own tables, files that exist are opened for their
+    headers, and headers that a run would refuse are refused.
     """
     named = isinstance(options.get("test"), str | Path)  # a file; else a number of test records
     counts = ("train", "validation", *(() if named else ("test",)))
     own = {key: value for key, value in options.items() if key not in counts}
-    _known(name, own, options.get("validation") is True)
+    _checked_entry(name, own, options.get("validation") is True)
     if name in TABLES:
         return tables.preview(own)
     return TablePreview(tuple(tabular.HOSPITALS) if name == "heart_disease" and not options else ())
 
 
 def preparations(name: str, options: Mapping[str, Any]) -> tuple[Histogram, ...]:
-    """Return the noised histograms that must be released before the data can be scaled."""
+    """Return the noised histograms that must be released before the columns of a data set can be scaled."""
     return tables.preparations(options) if name in TABLES else ()
 
 
 def declarations(
     name: str, options: Mapping[str, Any], *, labels: bool
 ) -> tuple[str, str, tuple[tuple[int, str, str], ...]]:
-    """Return the name of the public test records, who declares them public, and the public values of the encoding.
+    """Return the declarations of public data: name of the test records, who declares them public, public values.
 
-    The publisher declares them, or the user for own files. The values are (how many, of what, who declares them);
-    `labels`: targets are classes.
+    The publisher of a data set declares its test records public; for own files the user does. Each public value is
+    (count, description, who declares it public). `labels` says that the targets are classes.
     """
     name = _ALIASES.get(name, name)
     if name not in OWN:

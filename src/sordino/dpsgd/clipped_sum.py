@@ -1,10 +1,11 @@
 """Clipped sum of per-record gradients, sum_j g_j min(1, C / ||g_j||), from recorded layers or for any module.
 
-The norm is over all parameters, or over each `ClipGroup` of them. Fast norms are used for almost every record; if the
-fast norm of a record is not precise enough (huge, not finite, or with float32 cancellation above the slack), its
-gradient is computed in full. A record whose gradient is not finite counts as zero in all groups; its norm stays
-visible as inf or nan. Called by `optimizer` (`clipped_sum`, `CheckedForward`), and by the engines: `ClippedGradient`
-takes any module and any loss with one value per record.
+g_j is the gradient of record j and C the clip norm. The norm is over all parameters, or over each `ClipGroup` of them.
+Fast norms are used for almost every record; if the fast norm of a record is not precise enough (huge, not finite, or
+with float32 cancellation above the slack), its gradient is computed in full. A record with NaN or infinity in its
+gradient counts as zero in all groups; its norm is reported as inf or nan. Called by dpsgd/optimizer.py and recording.py
+(`clipped_sum`, `CheckedForward`), and by engines/objectives.py: `ClippedGradient` takes any module and any loss with
+one value per record.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from sordino.parts.clipping import FEW, SLACK, factors, row_norms
 from sordino.rng import forked_rng
 from sordino.version import tune_allocator
 
-_TINY, _HUGE = 1e-12, 1e15  # outside, squares of float32 lose digits
-ARRANGEMENTS = ((True, False), (False, False), (False, True))  # (channels last, whole): from the fastest on
+_TINY, _HUGE = 1e-12, 1e15  # outside of this range, squares of float32 lose digits
+ARRANGEMENTS = ((True, False), (False, False), (False, True))  # (channels last, record by record), the fastest first
 
 Pieces = Mapping[nn.Parameter, Piece]
 
@@ -46,9 +47,9 @@ class Clipped:
 
 @dataclass(frozen=True)
 class ClipGroup:
-    """Trained parameters that are clipped together: a record's gradient over all of them has at most `clip_norm`.
+    """Group of trained parameters that are clipped together: a record's gradient over them has norm <= `clip_norm`.
 
-    Guarantee: over disjoint groups with clip norms C_l a record's clipped gradient has at most sqrt(sum_l C_l^2).
+    Guarantee: over disjoint groups with clip norms C_l a record's clipped gradient has norm <= sqrt(sum_l C_l^2).
     """
 
     clip_norm: float
@@ -63,15 +64,16 @@ def clipped_sum(
     scale: float = 1.0,
     norm: Norm = 2,
 ) -> tuple[dict[str, Tensor], Tensor, bool]:
-    """Return sum_j scale g_j min(1, C / ||scale g_j||) by parameter name, all norms, and whether all norms are finite.
+    """Return the clipped gradient sum by parameter name, all norms [groups, b], and whether all norms are finite.
 
-    g_j is the gradient of record j over the parameters of one group, C that group's clip norm; norms are [groups, b].
-    `scale` undoes a mean: b for a loss that is a mean over the batch, 1 for a sum. Sums of many records are in float64.
+    The sum is sum_j scale g_j min(1, C / ||scale g_j||), where g_j is the gradient of record j over the parameters of
+    one group, and C that group's clip norm. `scale` undoes a mean: it is b for a loss that is a mean over b records, 1
+    for a sum. Sums of many records are in float64.
     """
     for group in groups:
         if not group.clip_norm > 0:
             fix = "use a clip norm near the typical gradient norm"
-            raise ConfigError(f"clip_norm {group.clip_norm}", "a positive number", fix)
+            raise ConfigError(f"clip_norm = {group.clip_norm}", "a positive number", fix)
     device = next((p.device for p in named.values()), torch.device("cpu"))
     norms = torch.zeros(len(groups), batch, dtype=torch.float64, device=device)
     if not batch:
@@ -98,17 +100,17 @@ def clipped_sum(
 
 
 def _fast_norms(pieces: Sequence[Piece], norms: Tensor, clip_norm: float) -> Tensor:
-    """Write the norms ||g_j|| into `norms` [b], which is zeroed; return a mask of those that are precise enough."""
+    """Write the records' gradient norms into `norms`, which holds zeros; return which of them are precise enough."""
     squares = norms
     for piece in pieces:
         squares += piece.squares()
     doubts = [piece.doubt() for piece in pieces]
-    known = squares.clone() if any(isinstance(doubt, Tensor) for doubt in doubts) else squares
+    before = squares.clone() if any(isinstance(doubt, Tensor) for doubt in doubts) else squares
     norms = squares.sqrt_()
     sound = norms < _HUGE  # false for nan
-    if known is not squares:
+    if before is not squares:
         doubt = sum(doubts)
-        sound &= (doubt <= SLACK * known) | (known + doubt < clip_norm**2)
+        sound &= (doubt <= SLACK * before) | (before + doubt < clip_norm**2)
     if clip_norm < 1e6 * _TINY:
         sound &= norms > _TINY
     return sound
@@ -117,8 +119,9 @@ def _fast_norms(pieces: Sequence[Piece], norms: Tensor, clip_norm: float) -> Ten
 def _weighted(
     pieces: Pieces, named: Mapping[str, nn.Parameter], factors: Tensor, index: Tensor | None
 ) -> dict[str, Tensor]:
-    """Return the weighted sum over the records at `index` (None: all); other records are skipped, since 0 * inf is
-    not 0.
+    """Return the gradient sum weighted by `factors` over the records at `index`, or over all if it is None.
+
+    Other records are left out rather than weighted by 0, because 0 * inf is not 0.
     """
     weights = factors if index is None else factors[index]
     in_kind = {kind: weights.to(kind) for kind in {sums_in(parameter) for parameter in named.values()}}
@@ -141,10 +144,10 @@ def _add_carefully(
     scale: float,
     norm: Norm,
 ) -> None:
-    """Compute these records' full gradients a few at a time, with norms in float64, and add them clipped.
+    """Add the clipped gradients of the records at `index` to `total`, from full gradients with norms in float64.
 
     `clips` has the clip norm and the parameters of each group. A record counts as zero in all groups if its gradient
-    is not finite in one.
+    has NaN or infinity in one.
     """
     used = [{name: pieces[p] for name, p in own.items() if p in pieces} for _, own in clips]
     sizes = [[own[name].numel() for name in part] for (_, own), part in zip(clips, used, strict=True)]
@@ -169,10 +172,9 @@ class CheckedForward:
     """Recorded forward pass of code without a graph, by layer rules or, if these do not apply, record by record.
 
     `plain` maps the inputs of a batch to outputs with one slice per record, by `model`; `of(copy)` does so by a copy of
-    the model. Independence is tested at the first batch and in later ones that `rng` chooses (`batch_independence`).
-    With
-    `proved`, independence is known from the operations of model and loss, and only the layer rules are tested.
-    `expected` is the public size of a batch.
+    the model. Independence of records is tested at the first batch and at later ones that `rng` chooses
+    (dpsgd/batch_independence.py). With `proved`, independence follows from the operations of model and loss, and only
+    the layer rules are tested. `expected` is the public expected size of a batch.
     """
 
     def __init__(
@@ -187,26 +189,26 @@ class CheckedForward:
         self.model, self.plain, self.expected, self.proved = model, plain, expected, proved
         self.tape = Tape(next((p.device for p in model.parameters()), None))
         self.checks = IndependenceChecks(model, lambda own: self._called(plain) if own is model else of(own), rng)
-        self.call: Callable[[Any], Any] | None = None  # the model with its hooks, where its forward is replaced
-        self.probe: Callable[[Any], Any] | None = None  # what runs inside `call` while it is checked
-        self.asked = False  # whether the next batch is checked, whatever the random numbers say
-        self.last: tuple[BatchPass, bool] | None = None  # the last pass that was not checked, and its mode
+        self.call: Callable[[Any], Any] | None = None  # the model with its hooks, if its forward is replaced
+        self.probe: Callable[[Any], Any] | None = None  # function that runs inside `call` during a test
+        self.asked = False  # whether the next batch is tested in any case
+        self.last: tuple[BatchPass, bool] | None = None  # last pass that was not tested, and whether it was training
         self.error: PlanError | None = None
         self.restart()
 
     def restart(self, whole: bool = False) -> None:
-        """Choose the layer rules again, after parameters were frozen or unfrozen, or to run record by record."""
+        """Select the layer rules again, after parameters were frozen or unfrozen, or to run record by record."""
         self.named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.whole = whole  # whether each record has its own copy of all parameters
         self.by_layers, self.by_record = sites(self.model), sites(self.model, whole=True)
-        self.arranged = False  # whether a batch has shown that the records are kept apart
+        self.arranged = False  # whether the rules have separated the records of a batch in a test
 
     def run(self, inputs: Any) -> Any:
         with run_by_rules(self.tape, self.by_record if self.whole else self.by_layers):
             return self.plain(inputs)
 
     def prepare(self, inputs: Any, size: int, records: Sequence[bool] | None = None) -> None:
-        """Choose at the first batch how the model is run; test independence at some later batches."""
+        """Select at the first batch how the model is run; test the independence of records at some later batches."""
         if self.error is not None:
             raise self.error
         due = self.checks.due(size, max(size, 1) if self.expected is None else self.expected) or self.asked
@@ -220,7 +222,7 @@ class CheckedForward:
                 self.check_last()
 
     def check_last(self) -> None:
-        """Test independence in the last batch, unless that was tested already."""
+        """Test the independence of records in the last batch, unless it was tested already."""
         if self.last is None:
             return
         (batch, training), self.last = self.last, None
@@ -237,23 +239,21 @@ class CheckedForward:
                 module.training = mode
 
     def _called(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return `run` with the model's hooks around it, recorded on an empty tape; the old tape is restored."""
+        """Return a function that calls `run` with the model's hooks, recorded on a separate tape."""
 
         def forward(inputs: Any) -> Any:
             tape, self.probe = self.tape, run
-            calls, batch, tape.calls = tape.calls, tape.batch, []
+            calls, batch, merge, tape.calls, tape.merge = tape.calls, tape.batch, tape.merge, [], None
             tape.batch = next((len(x) for x in tree_flatten(inputs)[0] if isinstance(x, Tensor) and x.dim()), 0)
             try:
                 return run(inputs) if self.call is None else self.call(inputs)
             finally:
-                self.probe, tape.calls, tape.batch = None, calls, batch
+                self.probe, tape.calls, tape.batch, tape.merge = None, calls, batch, merge
 
         return forward
 
     def _arrange(self, batch: BatchPass) -> None:
-        """Choose the first way to run the model in which, on this batch, each record's gradient reaches only its own
-        slices.
-        """
+        """Select the first of `ARRANGEMENTS` in which each record's gradient reaches only its own slices."""
         failure: Exception | None = None
         for channels_last, whole in ARRANGEMENTS:
             self.tape.channels_last, self.whole = channels_last, whole
@@ -272,7 +272,7 @@ class CheckedForward:
         raise failure
 
     def _check_slices(self, batch: BatchPass) -> bool:
-        """Refuse layers where one record's gradient reaches others' slices; return whether the output is finite."""
+        """Refuse layers that pass one record's gradient to other records; return whether the output is finite."""
         tape, size = self.tape, batch.size
         calls, before, tape.calls, tape.batch = tape.calls, tape.batch, [], size
         try:
@@ -305,9 +305,9 @@ class ClippedGradient(CheckedForward):
         )
 
     def sum(self, x: Any, y: Tensor, clip_norm: float, mask: Tensor | None = None, norm: Norm = 2) -> Clipped:
-        """Return the clipped sum over the records of x (a tensor, or a tuple of inputs) that `mask` keeps."""
+        """Return the clipped gradient sum over the records of x, a tensor or tuple of inputs, where `mask` is True."""
         inputs = x if isinstance(x, tuple) else (x,)
-        if mask is not None:  # masked records are left out of the forward pass; their norms and losses read zero
+        if mask is not None:  # other records are left out of the forward pass; their norms and losses are zero
             own = mask.bool()
             part = self.sum(tuple(item[own] for item in inputs), y[own], clip_norm, norm=norm)
             norms, losses = part.norms.new_zeros(len(y)), part.losses.new_zeros(len(y))
@@ -321,17 +321,17 @@ class ClippedGradient(CheckedForward):
             return Clipped(total, norms[0], torch.zeros(0))
         try:
             self.prepare((inputs, y), len(y))
-            return self._recorded((inputs, y), clip_norm, norm)
-        except UnrecordableError:  # a later batch, in which the rules cannot tell records apart
+            return self._clipped((inputs, y), clip_norm, norm)
+        except UnrecordableError:  # a later batch, in which the rules do not separate the records
             if self.whole:
                 raise mixing_error() from None
         if len(y) > 1 and not self.proved:
             self.checks.start(BatchPass(self.plain, (inputs, y), len(y)))
         self.restart(whole=True)
         self.arranged = len(y) > 1
-        return self._recorded((inputs, y), clip_norm, norm)
+        return self._clipped((inputs, y), clip_norm, norm)
 
-    def _recorded(self, pair: Any, clip_norm: float, norm: Norm) -> Clipped:
+    def _clipped(self, pair: Any, clip_norm: float, norm: Norm) -> Clipped:
         tape, size = self.tape, len(pair[1])
         tape.calls, tape.batch = [], size
         try:
@@ -352,5 +352,5 @@ class ClippedGradient(CheckedForward):
         losses, size = self.losses(self.model(*pair[0]), pair[1]), len(pair[1])
         if losses.shape != (size,):
             found = f"a loss of shape {list(losses.shape)} for {size} records"
-            raise DataError(found, "one value per record", 'reduction="none"')
+            raise DataError(found, "one value per record", 'set reduction="none" in the loss')
         return losses

@@ -24,34 +24,30 @@ from sordino.dpsgd.private_loop import make_private
 from sordino.errors import ConfigError
 
 CERTIFICATE = "certificate.json"
-_PIECES = (
-    'per_device_train_batch_size = the batch of a step, and private={"max_physical_batch_size": ...} for the memory'
-)
-_LOSS = 'private={"loss": f} with f(output, labels) -> one value per record'
-_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # the values that are taken, and the fix
+_PIECES = 'set per_device_train_batch_size to the batch of a step, and private={"max_physical_batch_size": ...}'
+_LOSS = 'pass private={"loss": f} with f(output, labels) -> one value per record'
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # accepted values, and the fix for all others
     "gradient_accumulation_steps": ((1,), _PIECES),
-    "max_grad_norm": ((0, 0.0, 1.0, None), 'private={"clip_norm": ...}: every record is clipped, not the mean'),
-    "fp16": ((False,), "load the model in float32 or bfloat16: a GradScaler leaves steps out by what it finds in them"),
-    "bf16": ((False,), "from_pretrained(..., dtype=torch.bfloat16): gradients are clipped in float32 anyway"),
-    "max_steps": ((-1,), "num_train_epochs: the noise is found for whole epochs"),
+    "max_grad_norm": ((0, 0.0, 1.0, None), 'set private={"clip_norm": ...}: every record is clipped, not the mean'),
+    "fp16": ((False,), "load the model in float32 or bfloat16: a GradScaler skips steps depending on gradients"),
+    "bf16": ((False,), "use from_pretrained(..., dtype=torch.bfloat16): gradients are clipped in float32 anyway"),
+    "max_steps": ((-1,), "set num_train_epochs: the noise is calibrated for whole epochs"),
     "label_smoothing_factor": ((0, 0.0), _LOSS),
-    "torch_compile": ((False,), "torch_compile=False: training passes run uncompiled anyway"),
+    "torch_compile": ((False,), "set torch_compile=False: training passes run uncompiled anyway"),
     "gradient_checkpointing": ((False,), _PIECES),
-    "auto_find_batch_size": ((False,), "a fixed batch size: it would begin again with another one"),
-    "train_sampling_strategy": (("random", "sequential"), "the default: batches are drawn as the cost assumes"),
-    "group_by_length": ((False,), "the default: batches are drawn as the cost assumes"),
+    "auto_find_batch_size": ((False,), "set a fixed batch size: this option would start again with another one"),
+    "train_sampling_strategy": (("random", "sequential"), "leave it out: batches are drawn as the cost assumes"),
+    "group_by_length": ((False,), "leave it out: batches are drawn as the cost assumes"),
     "neftune_noise_alpha": ((None,), "leave it out"),
     "include_num_input_tokens_seen": ((False, "no"), "leave it out: the number of tokens drawn is not private"),
-    "deepspeed": ((None,), "one process without it"),
-    "world_size": ((1,), "one process"),
-    "n_gpu": ((0, 1), "one device: CUDA_VISIBLE_DEVICES=0"),
+    "deepspeed": ((None,), "run one process without it"),
+    "world_size": ((1,), "run one process"),
+    "n_gpu": ((0, 1), "use one device: CUDA_VISIBLE_DEVICES=0"),
 }
 
 
 class _Steps:
-    """Iterator over the private loader with one item per step; `PrivateTrainer.training_step` reads a batch's other
-    pieces.
-    """
+    """Iterator over the private loader with one item per step: the first piece of each batch."""
 
     def __init__(self, loader: PrivateLoader) -> None:
         self.loader, self.dataset = loader, loader.dataset
@@ -66,15 +62,15 @@ class _Steps:
 
 
 class PrivateTrainer(Trainer):
-    """A transformers Trainer whose train() is DP-SGD: `private` holds the arguments of make_private.
+    """Trainer of transformers whose train() is DP-SGD; `private` holds the arguments of make_private.
 
     trainer = PrivateTrainer(model, args, train_dataset=records, private={"epsilon": 2.0, "clip_norm": 0.5})
     trainer.train()
     trainer.private.certificate()["epsilon"]
 
-    `epochs` is args.num_train_epochs, args.per_device_train_batch_size the expected size of a Poisson batch. train()
+    `epochs` is args.num_train_epochs; args.per_device_train_batch_size is the expected size of a Poisson batch. train()
     writes the certificate to args.output_dir, and resumes from the Trainer's own checkpoints, whose optimizer.pt holds
-    the charged steps. With noise = "secure" no figure of the training records is logged or stored in a checkpoint.
+    the charged steps. With noise = "secure" no metric of the training records is logged or stored in a checkpoint.
     """
 
     model: Any
@@ -85,15 +81,15 @@ class PrivateTrainer(Trainer):
         self.settings = {"loss": _kind_of_loss(self.model, private), **private}
         _check_arguments(self.args)
         if self.compute_loss_func is not None:
-            raise ConfigError("compute_loss_func, of a whole batch", "a loss per record", _LOSS)
-        self.args.ignore_data_skip = True  # the private loader goes on with the step after those of the checkpoint
+            raise ConfigError("compute_loss_func, a loss of a whole batch", "a loss per record", _LOSS)
+        self.args.ignore_data_skip = True  # the private loader itself continues after the steps of a checkpoint
         self.steps: _Steps | None = None
 
     def get_train_dataloader(self) -> Any:
-        """Return the private loader; the model and the optimizer become private at the first call."""
+        """Return the private loader; the first call makes model and optimizer private."""
         if self.steps is None or self.optimizer is None:
             if self.train_dataset is None:
-                raise ConfigError("no train_dataset", "the records to train on", "PrivateTrainer(train_dataset=...)")
+                raise ConfigError("no train_dataset", "records to train on", "use PrivateTrainer(train_dataset=...)")
             optimizer, loader = self.create_optimizer(), self._plain_loader()
             with TemporaryDirectory() as folder:  # a model of transformers changes its config when it is first saved
                 self.model.save_pretrained(folder, state_dict=None if hasattr(self.model, "peft_config") else {})
@@ -103,7 +99,7 @@ class PrivateTrainer(Trainer):
         return self.steps
 
     def _plain_loader(self) -> DataLoader[Any]:
-        """Return the Trainer's plain torch DataLoader, not prepared by accelerate."""
+        """Return the Trainer's torch DataLoader before accelerate has prepared it."""
         prepare, self.accelerator.prepare = self.accelerator.prepare, lambda loader: loader
         try:
             found: DataLoader[Any] = super().get_train_dataloader()
@@ -112,9 +108,7 @@ class PrivateTrainer(Trainer):
         return found
 
     def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute the gradients of a batch; call step() on all its pieces except the last, on which the Trainer calls
-        it.
-        """
+        """Compute the gradients of a batch, and step() on every piece except the last, on which the Trainer steps."""
         assert self.steps is not None
         loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         while (piece := self.private.pending.piece) is not None and not piece.last:
@@ -125,7 +119,7 @@ class PrivateTrainer(Trainer):
     def compute_loss(  # type: ignore[override]
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any
     ) -> Any:
-        """Return the mean of the records' losses; in evaluation, the Trainer's own loss."""
+        """Return the mean of the records' losses in training, and the Trainer's own loss in evaluation."""
         if not torch.is_grad_enabled():
             return super().compute_loss(model, inputs, return_outputs, **kwargs)
         if inputs.get("labels") is None:
@@ -150,16 +144,16 @@ class PrivateTrainer(Trainer):
         return found._replace(training_loss=math.nan, metrics=metrics)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log the figures, without the loss of training records if the noise is for release."""
+        """Log metrics; with noise = "secure" the loss of training records is left out."""
         hidden = ("loss", "train_loss") if self.settings.get("noise") == "secure" else ()
         super().log({name: value for name, value in logs.items() if name not in hidden}, *args, **kwargs)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Return 0, because the number of sampled tokens is not private and checkpoints would store its sum."""
+        """Return 0: the true number depends on the sampled tokens, is not private, and would be in checkpoints."""
         return 0
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Save the weights; the state_dict is taken first, before saving changes the model's config."""
+        """Save the weights; the state_dict is read before saving changes the model's config."""
         super()._save(output_dir, self.model.state_dict() if state_dict is None else state_dict)
 
     def _clip_grad_norm(self, model: nn.Module) -> None:
@@ -169,32 +163,29 @@ class PrivateTrainer(Trainer):
         """Return None: before step() there is no noised gradient, and other gradients are private."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load the charged steps; refuse a checkpoint that lacks them."""
+        """Load the charged steps of a checkpoint; refuse a checkpoint without them."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and self.private.steps < self.state.global_step:
             found = f"a checkpoint of {self.state.global_step} steps of which {self.private.steps} were charged"
-            raise ConfigError(
-                found, "its optimizer.pt and scheduler.pt, unchanged", "start a new run, with save_only_model=False"
-            )
+            needed = "a checkpoint with its optimizer.pt and scheduler.pt, unchanged"
+            raise ConfigError(found, needed, "start a new run, with save_only_model=False")
 
 
 def _kind_of_loss(model: nn.Module, private: dict[str, Any]) -> Any:
-    """Return the kind of loss of a transformers model, by its class name."""
     name = type(model).__name__
     if "loss" in private or is_causal(model) or name.endswith(("ForTokenClassification", "ForMaskedLM")):
         return private.get("loss", "tokens")
     if name.endswith(("ForSequenceClassification", "ForImageClassification")):
         return "cross_entropy"
-    raise ConfigError(
-        f"{name}, whose loss is not known", "a loss per record", f'set private["loss"] to "tokens", or {_LOSS}'
-    )
+    fix = f'set private["loss"] to "tokens", or {_LOSS}'
+    raise ConfigError(f"{name}, for which no loss is implemented", "a loss per record", fix)
 
 
 def _check_arguments(args: TrainingArguments) -> None:
-    """Refuse training arguments that would make the loop differ from the certified one."""
     for name, (taken, fix) in _REFUSED.items():
         value = getattr(args, name, taken[0])
         if value not in taken:
             raise ConfigError(f"{name} = {value} in TrainingArguments", f"{name} = {taken[0]}", fix)
     if args.num_train_epochs != int(args.num_train_epochs) or args.num_train_epochs < 1:
-        raise ConfigError(f"num_train_epochs = {args.num_train_epochs}", "a whole number of at least 1")
+        found = f"num_train_epochs = {args.num_train_epochs}"
+        raise ConfigError(found, "a whole number of at least 1", "set num_train_epochs=3")

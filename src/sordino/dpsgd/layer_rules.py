@@ -1,8 +1,9 @@
-"""Per-record gradient rules of layers: how a layer runs while it is recorded, and its gradient pieces (`rule_table`).
+"""Per-record gradient rules of layers: how a layer runs while it is recorded, and its gradients. Used by rule_table.py.
 
-A rule is `rule(tape, module, axis, *args, **kwargs) -> output`; records lie along `axis`. Layers of other libraries are
-recognised by class name, without importing the library; their rule is used only if it agrees with the layer's output
-on synthetic inputs.
+A rule is `rule(tape, module, axis, *args, **kwargs) -> output`; records lie along `axis`. In all formulas g_jt is the
+gradient of the loss at the layer's output for record j and position t, x_jt the input there, (x) the outer product, and
+dW_j the gradient of record j for weights W. Layers of other libraries are recognised by class name, without importing
+the library; their rule is used only if it agrees with the layer's output on synthetic inputs.
 
     Conv1D (transformers)      x W + c, a Linear whose weight is transposed
     ...RMSNorm                 w * x / sqrt(mean x^2 + eps)
@@ -11,8 +12,8 @@ Convolutions in one, two or three dimensions are products with patches, channels
 
 y_jt = W p_jt + c   with p_jt the patch of record j under position t, so   dW_j = sum_t g_jt (x) p_jt
 
-nn.MultiheadAttention is run as recorded linear maps. LSTM, GRU and RNN are written out over time, so that the gradient
-of every gate before its activation is known:
+nn.MultiheadAttention runs as recorded linear maps. LSTM, GRU and RNN run as a loop over time, in which the gradient of
+every gate before its activation is available:
 
 a_t = W x_t + b + V h_{t-1} + c      so   dW_j = sum_t g_jt (x) x_jt,   dV_j = sum_t g_jt (x) h_j,t-1
 """
@@ -52,7 +53,10 @@ Rule = Callable[..., Any]  # (tape, module, axis, *args, **kwargs) -> output
 def linear(
     tape: Tape, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, axis: int = 0, transposed: bool = False
 ) -> Tensor:
-    """Run a linear map x W^T + c, or x W + c if `transposed`:  dW_j = sum_t g_jt (x) x_jt,  dc_j = sum_t g_jt."""
+    """Run and record a linear map x W^T + c, or x W + c if `transposed`.
+
+    With output gradients g_jt of record j at position t: dW_j = sum_t g_jt (x) x_jt, and dc_j = sum_t g_jt.
+    """
     inputs = tape.records(x, axis, 2)
 
     def use(slope: Tensor) -> Pieces:
@@ -71,9 +75,10 @@ def fixed(parameter: Tensor | None) -> Tensor | None:
 
 
 def embedding(tape: Tape, module: nn.Embedding, axis: int, input: Tensor) -> Tensor:
-    """Run an embedding W[index]:  dW_j[v] = sum_{t: index_jt = v} g_jt, without the padding index.
+    """Run and record an embedding W[index].
 
-    Indices [1, ...] shared by all records (positions) are expanded to [b, ...], so that gradients stay separate.
+    With output gradients g_jt of record j at position t: dW_j[v] = sum_{t: index_jt = v} g_jt, without the padding
+    index. Indices [1, ...] shared by all records (positions) are expanded to [b, ...], so that gradients are separate.
     """
     if axis == 0 and input.dim() > 1 and len(input) == 1 and tape.batch > 1:
         input = input.expand(tape.batch, *input.shape[1:])
@@ -89,7 +94,10 @@ def embedding(tape: Tape, module: nn.Embedding, axis: int, input: Tensor) -> Ten
 
 
 def layer_norm(tape: Tape, module: nn.LayerNorm | nn.RMSNorm, axis: int, input: Tensor) -> Tensor:
-    """Run a layer norm w * n(x) + c:  dw_j = sum_t g_jt n_jt,  dc_j = sum_t g_jt."""
+    """Run and record a layer norm w * n(x) + c, where n(x) is the normalised input.
+
+    With output gradients g_jt of record j at position t: dw_j = sum_t g_jt n_jt, and dc_j = sum_t g_jt.
+    """
     shape, bias = list(module.normalized_shape), getattr(module, "bias", None)
 
     def normal(x: Tensor) -> Tensor:
@@ -109,7 +117,7 @@ def layer_norm(tape: Tape, module: nn.LayerNorm | nn.RMSNorm, axis: int, input: 
 
 
 def group_norm(tape: Tape, module: Any, axis: int, input: Tensor) -> Tensor:
-    """Run a GroupNorm, or an InstanceNorm without running statistics: w_c n(x) + c_c per channel."""
+    """Run and record a GroupNorm, or an InstanceNorm without running statistics."""
     groups = module.num_groups if isinstance(module, nn.GroupNorm) else module.num_features
     tape.check(input, axis, 2)
 
@@ -131,7 +139,10 @@ def _gain_pieces(
     slope: Tensor,
     dims: tuple[int, ...],
 ) -> Pieces:
-    """Return dw_j = sum g_j n(x_j), dc_j = sum g_j over `dims`; n(x), as large as x, is made again, not kept."""
+    """Return the gradients of a norm's weight, sum g_j n(x_j) over `dims`, and of its bias, sum g_j, per record j.
+
+    g_j are output gradients; the normalised input n(x_j) is computed again here to save memory.
+    """
     products, sums = [], []
     for some in chunks(slice(0, len(x)), 3 * x[:1].numel()):
         both = slope[some] * normal(wide(x[some])), slope[some]
@@ -144,7 +155,7 @@ def _gain_pieces(
 
 
 def third_party_rule(module: nn.Module) -> Rule | None:
-    """Return the rule of a layer of another library, or None."""
+    """Return the per-record gradient rule of a layer of another library; None for an unknown layer."""
     kind, names = type(module).__name__, module._parameters.keys()
     if kind == "Conv1D" and names == {"weight", "bias"}:
         return transposed_linear if _agrees(module, lambda own, x: torch.addmm(own.bias, x, own.weight)) else None
@@ -159,7 +170,7 @@ def transposed_linear(tape: Tape, module: Any, axis: int, *args: Tensor, **kwarg
 
 
 def rms_norm(tape: Tape, module: Any, axis: int, *args: Tensor, **kwargs: Tensor) -> Tensor:
-    """Run an RMSNorm w * n(x):  dw_j = sum_t g_jt n_jt."""
+    """Run and record an RMSNorm w * n(x); with output gradients g_jt of record j, dw_j = sum_t g_jt n_jt."""
     (x,) = (*args, *kwargs.values())
 
     def normal(some: Tensor) -> Tensor:
@@ -193,7 +204,10 @@ _RUN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
-    """Run a convolution as a product with patches:  dW_j = sum_t g_jt (x) p_jt,  dc_j = sum_t g_jt."""
+    """Run and record a convolution as a product with patches p_jt, of record j at position t.
+
+    With output gradients g_jt: dW_j = sum_t g_jt (x) p_jt, and dc_j = sum_t g_jt.
+    """
     tape.check(input, axis, len(module.kernel_size) + 2)
     last = len(module.kernel_size) == 2 and (
         tape.channels_last or any(suggest_memory_format(t) == torch.channels_last for t in (input, module.weight))
@@ -224,12 +238,10 @@ def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
 
 
 def _cut(module: Conv, native: bool, x: Tensor) -> Tensor:
-    """Return the patches of some images, which are not padded yet if `native`."""
     return patches(module, _padded(module, x) if native else x)
 
 
 def _padded(module: Conv, x: Tensor) -> Tensor:
-    """Return the input padded as the convolution would pad it."""
     if not any(module._reversed_padding_repeated_twice):
         return x
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
@@ -237,13 +249,13 @@ def _padded(module: Conv, x: Tensor) -> Tensor:
 
 
 def _sides(module: Conv, x: Tensor) -> list[int]:
-    """Return the output's size along each dimension: the number of positions of the kernel."""
+    """Return the number of positions of the kernel along each dimension of a padded input."""
     shape = zip(x.shape[2:], module.kernel_size, module.stride, module.dilation, strict=True)
     return [(side - dilation * (kernel - 1) - 1) // stride + 1 for side, kernel, stride, dilation in shape]
 
 
 def patches(module: Conv, x: Tensor) -> Tensor:
-    """Return the patches [b, T, *kernel * C] of a padded input [b, C, *space]."""
+    """Return the patches [b, positions, kernel entries * C] that a convolution reads of a padded input [b, C, ...]."""
     last = x.movedim(1, -1).contiguous()
     steps = last.stride()[1:-1]
     strides = [step * stride for step, stride in zip(steps, module.stride, strict=True)]
@@ -256,7 +268,7 @@ def patches(module: Conv, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _KernelShape:
-    """Reshape of a patch product [..., O, *kernel * C] to the weight's shape [..., O, C, *kernel]."""
+    """Reshape of a product with patches to a convolution weight: the input channels move before the kernel axes."""
 
     shape: tuple[int, ...]
 
@@ -282,8 +294,8 @@ def _piece(module: Conv, x: Tensor, cut: Callable[[Tensor], Tensor], outputs: Te
 
 
 def _weight_gradient(module: Conv, slopes: Tensor, x: Tensor) -> Tensor:
-    """Return sum_j dW_j from the output gradients [b, T, O] of images x, by the gradient that torch has."""
-    padded = module.padding_mode != "zeros"  # already, in another way than with zeros
+    """Return the weight gradient of a convolution, summed over images x with output gradients `slopes`, by torch."""
+    padded = module.padding_mode != "zeros"  # then x is padded already
     image = slopes.view(len(slopes), *_sides(module, x if padded else _padded(module, x[:1])), -1).movedim(-1, 1)
     pads = [0] * len(module.stride) if padded else list(module._reversed_padding_repeated_twice[::-2])
     grad = torch.ops.aten.convolution_backward  # (slope, input, weight, bias sizes, ..., which of the three)
@@ -306,13 +318,11 @@ def attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Run multi-head attention softmax(q k^T / sqrt(d)) v, whose q, k, v and output projections are recorded linear
-    maps.
-    """
+    """Run multi-head attention softmax(q k^T / sqrt(d)) v; all four projections are recorded linear maps."""
     if is_causal and attn_mask is None:
-        raise RuntimeError("Need attn_mask if specifying the is_causal hint.")  # as torch says
+        raise RuntimeError("Need attn_mask if specifying the is_causal hint.")  # torch's own message
     if module.bias_k is not None or module.add_zero_attn or query.dim() != 3:
-        raise UnrecordableError("an attention with bias_k, add_zero_attn or without a batch")
+        raise UnrecordableError("an attention layer with bias_k, with add_zero_attn, or on inputs without a batch axis")
     first = query.transpose(0, 1) if not module.batch_first else query
     same = query is key and key is value
     others = (key, value) if module.batch_first else (key.transpose(0, 1), value.transpose(0, 1))
@@ -334,9 +344,9 @@ def attention(
 def _projections(
     tape: Tape, module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, *, same: bool
 ) -> tuple[Tensor, ...]:
-    """Return q, k and v, [b, T, E] each; one product where all three are the same tensor.
+    """Return q, k and v, by one product if query, key and value are the same tensor, else by three.
 
-    Otherwise three products; the three blocks of a shared weight are one parameter, so gradients are padded with zeros.
+    The three blocks of a shared weight are one parameter, so the gradient of a block is padded with zeros.
     """
     bias: nn.Parameter | None = module.in_proj_bias
     whole: nn.Parameter | None = module.in_proj_weight
@@ -366,7 +376,7 @@ def _part(
 
 
 def _bias(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """Return attention mask and key padding mask as one additive mask that broadcasts to [b, heads, T, S]."""
+    """Return attention mask and key padding mask as one additive mask for the attention scores."""
     total: Tensor | None = None
     if attn_mask is not None:
         mask = _additive(attn_mask, q)
@@ -380,14 +390,14 @@ def _bias(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
-    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)  # True means hidden
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)  # True means masked
 
 
 Cell = Callable[[Tape, "_Weights", Tensor, tuple[Tensor, ...]], tuple[Tensor, tuple[Tensor, ...]]]
 
 
 class _Weights:
-    """Parameters of one recurrent layer in one direction: W, V and their biases, if any."""
+    """Parameters of one recurrent layer in one direction: weights w of inputs and v of states, and their biases."""
 
     def __init__(self, module: nn.RNNBase, layer: int, backward: bool) -> None:
         suffix = f"_l{layer}" + ("_reverse" if backward else "")
@@ -402,9 +412,10 @@ def recurrence(
 ) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
     """Run nn.LSTM, nn.GRU or nn.RNN; return outputs and last states as the module does."""
     if not isinstance(input, Tensor):
-        raise PlanError("per-record", "a packed sequence", "padded records", "pad the windows to one length")
+        found, needed = "a packed sequence as input of a recurrent layer", "a padded tensor"
+        raise PlanError("per-record", found, needed, "pad the records to one length")
     if torch.is_autocast_enabled(input.device.type):
-        with torch.autocast(input.device.type, enabled=False):  # the loop over time is written out in one type
+        with torch.autocast(input.device.type, enabled=False):  # the loop over time runs in one dtype
             own = next(module.parameters()).dtype
             return recurrence(tape, module, axis, input.to(own), tree_map(lambda h: h if h is None else h.to(own), hx))
     tape.check(input, 0 if module.batch_first else 1, 3)
@@ -425,18 +436,18 @@ def recurrence(
 def _layer(
     tape: Tape, module: nn.RNNBase, layer: int, x: Tensor, states: tuple[Tensor, ...]
 ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """Run one recurrent layer in D = 1 or 2 directions; return outputs [T, b, D H] and the last states."""
+    """Run one recurrent layer in one or both directions; return outputs and last states."""
     cell: Cell = partial(_plain, torch.relu if getattr(module, "nonlinearity", "tanh") == "relu" else torch.tanh)
     if isinstance(module, nn.LSTM | nn.GRU):
         cell = _lstm if isinstance(module, nn.LSTM) else _gru
-    ways = (False, True) if module.bidirectional else (False,)
+    directions = (False, True) if module.bidirectional else (False,)
     outputs, ends = [], []
-    for way in ways:
-        start = tuple(state[layer * len(ways) + way] for state in states)
-        out, end = cell(tape, _Weights(module, layer, way), x.flip(0) if way else x, start)
-        outputs.append(out.flip(0) if way else out)
+    for backward in directions:
+        start = tuple(state[layer * len(directions) + backward] for state in states)
+        out, end = cell(tape, _Weights(module, layer, backward), x.flip(0) if backward else x, start)
+        outputs.append(out.flip(0) if backward else out)
         ends.append(end)
-    return (torch.cat(outputs, 2) if len(ways) == 2 else outputs[0]), ends
+    return (torch.cat(outputs, 2) if len(directions) == 2 else outputs[0]), ends
 
 
 def _lstm(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -460,7 +471,7 @@ def _lstm(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tup
 
 
 class _LstmLoop(torch.autograd.Function):
-    """The recurrence of an LSTM over time, from the gates' input part [T, b, 4 H], with its backward."""
+    """Recurrence of an LSTM over time with its backward, given the input's contribution to the gates [T, b, 4 H]."""
 
     @staticmethod
     def forward(

@@ -2,16 +2,17 @@
 
 Batches are Poisson samples, or follow one fixed order, in pieces that fit in memory. Under correlated noise a record is
 read once per epoch, by its row number. If rows moved between epochs, or between a checkpoint and its resume (another
-random_split), a record would be read again too early, so tensors are compared by a keyed hash. For a data set that
-computes its records (files, random crops) the fixed order is the user's responsibility.
+random_split), a record would be read again too early; therefore a keyed hash of the rows is compared. For a data set
+that computes its records (files, random crops) the fixed order is the user's responsibility.
 
-A collate_fn that mixes records (mixup, CutMix) is refused before the loop begins:
+A collate_fn that mixes records (mixup, CutMix) is refused before the loop begins. For records r_1, ..., r_k and fixed
+random numbers, every tensor with a row for each record must satisfy
 
-    collate([r_1, ..., r_k])[i] = collate([r_i])[0]    in every tensor with a row for each record, random numbers fixed
+    collate([r_1, ..., r_k])[i] = collate([r_i])[0]
 
-In the loop, x[j] holds entries of record j alone if x is the loader's tensor, a cast or a reshape of it that keeps its
-rows, or a view into each row of it: found by comparing with a copy that the loader made, or by strides. Any other input
-of the model must be the same in every pass: a public constant.
+In the loop an input x of the model is accepted if x[j] holds entries of record j alone: if x is the loader's tensor, a
+cast or reshape of it that preserves its rows, or a view into each row of it. This is found by comparison with a copy
+that the loader made, or by strides. Any other input of the model must be the same in every pass: a public constant.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from sordino.dpsgd.account import Account
 from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, relative_distance
 from sordino.dpsgd.own_code import RecordTransform
 from sordino.dpsgd.standardise import Standardiser
+from sordino.dpsgd.users import Batch, Owners, Users
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import BY_CONSTRUCTION, TRUSTED, Grade
 from sordino.rng import Streams, at_global_rng_state, forked_rng, global_rng_state
@@ -66,7 +68,7 @@ def check_collate(loader: DataLoader[Any]) -> None:
     try:
         together = rows(records)
     except _FAILS:
-        return  # the loop will show it
+        return  # the loop will raise the same error
     try:
         alone = [rows([record]) for record in records]
     except _FAILS:
@@ -92,9 +94,9 @@ def _mixing_collate() -> PlanError:
 
 
 def grade_collate(loader: DataLoader[Any], refuse: bool) -> tuple[Grade, str]:
-    """Return the check result (`sordino.graph`) of a collate_fn: that of torch and transformers, or user code.
+    """Return whether a collate_fn is torch's or transformers' own, or trusted user code, and a sentence on it.
 
-    No graph can be captured of a collate_fn; with `refuse`, an unknown collate_fn is refused.
+    No graph can be captured of a collate_fn; with `refuse`, a collate_fn of the user is refused.
     """
     collate: Any = loader.collate_fn
     if type(collate).__module__.startswith("transformers."):  # the Trainer's RemoveColumnsCollator holds the user's
@@ -104,20 +106,17 @@ def grade_collate(loader: DataLoader[Any], refuse: bool) -> tuple[Grade, str]:
         return BY_CONSTRUCTION, ""
     name = getattr(collate, "__qualname__", type(collate).__qualname__)
     if refuse:
-        raise PlanError(
-            "own code",
-            f"a collate_fn of the user's, {name}, which runs on all records of a batch, for a model to be released",
-            'torch\'s default_collate, or own_code="trusted"',
-            'process each record in the data set, or by transform=; or own_code="trusted", if you vouch '
-            "that it mixes no records: the certificate states it",
-        )
+        found = f"the user's collate_fn {name}, which runs on all records of a batch, for a model to be released"
+        needed = 'torch\'s default_collate, or own_code="trusted"'
+        fix = 'process each record in the data set, or by transform=; or set own_code="trusted" if you guarantee '
+        raise PlanError("own code", found, needed, f"{fix}that it mixes no records: the certificate states it")
     return TRUSTED, f"the collate_fn {name} runs on records"
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class BatchTensor:
-    """A tensor of a batch with a copy made when the loader returned it."""
+    """Tensor of a batch, with a copy made when the loader returned it."""
 
     tensor: Tensor
     copy: Tensor
@@ -132,7 +131,7 @@ class BatchTensor:
         return self._is_view(x, size) and _equal(self.tensor, self.copy)
 
     def _is_view(self, x: Tensor, size: int) -> bool:
-        """Return whether x is a view that reads, for each record, the memory of that record alone."""
+        """Return whether x is a view whose row j reads the memory of record j alone."""
         whole = self.tensor
         if whole.dtype != x.dtype or not whole.is_contiguous() or not whole.numel():
             return False
@@ -159,7 +158,7 @@ def batch_tensors(batch: Any) -> tuple[BatchTensor, ...]:
 
 
 class InputCheck:
-    """Check that inputs of model or loss come unmixed from the loader; `public` holds constant inputs by position."""
+    """Check that inputs of model or loss are unmixed tensors of the loader, or constant; `public` has the latter."""
 
     def __init__(self, trusted: bool = False) -> None:
         self.trusted = trusted
@@ -167,9 +166,7 @@ class InputCheck:
         self.changed = ""  # the input that a trusted loop computed itself
 
     def records(self, leaves: Sequence[Any], source: Sequence[BatchTensor], size: int) -> list[bool]:
-        """Return which inputs have one slice per record; refuse inputs that are neither from the loader nor
-        constant.
-        """
+        """Return which inputs have one slice per record; refuse inputs that are neither the loader's nor constant."""
         found = [has_records(x, 0) if not size else any(one.is_source(x, size) for one in source) for x in leaves]
         for place, (x, own) in enumerate(zip(leaves, found, strict=True)):
             if not own and not self._constant(place, x, size):
@@ -195,20 +192,18 @@ class InputCheck:
     def _refuse(self, found: str) -> None:
         self.changed = found
         if not self.trusted:
-            raise PlanError(
-                "mixing",
-                f"{found}, which is neither an unchanged tensor of the loader's batch nor the same in every step",
-                "unchanged batches of the loader: a loop that changes a batch may mix its records",
-                "pass a function of one record's inputs as make_private(..., transform=f); or "
-                'own_code="trusted", if you vouch for the loop: the certificate will say so',
-            )
+            wrong = f"{found}, which is neither an unchanged tensor of the loader's batch nor the same in every step"
+            needed = "unchanged batches of the loader: a loop that changes a batch may mix its records"
+            fix = "pass a function of one record's inputs as make_private(..., transform=f); or set "
+            fix += 'own_code="trusted" if you guarantee that the loop mixes no records: the certificate states it'
+            raise PlanError("mixing", wrong, needed, fix)
 
 
 class RowOrder:
-    """Keyed hash of a data set's rows in order, taken by make_private."""
+    """Keyed hash of a data set's rows in their order, and of the rows' users, computed by make_private."""
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset, self.key = dataset, os.urandom(16).hex()
+    def __init__(self, dataset: Any, users: Users | None = None) -> None:
+        self.dataset, self.users, self.key = dataset, users, os.urandom(16).hex()
         self.mark = self._hash(self.key)
 
     def check(self) -> None:
@@ -218,21 +213,22 @@ class RowOrder:
             raise PlanError("correlated noise", found, "the same records in the same order in every epoch", _FIX)
 
     def state(self) -> dict[str, Any]:
-        """Return key and hash for a checkpoint; both must stay secret."""
+        """Return key and hash of the rows for a checkpoint; both must stay secret."""
         return {"order": {"key": self.key, "mark": self.mark}} if self.mark else {}
 
     def check_state(self, stored: Mapping[str, str]) -> None:
         """Refuse a checkpoint of a loop whose data set had other rows or another order."""
         if stored and self.mark and self._hash(stored["key"]) != stored["mark"]:
-            found = "a checkpoint of a loop over other rows, or over these in another order"
+            found = "a checkpoint of a loop over other rows, or over the same rows in another order"
             raise ConfigError(found, "the data set of the saved run, in the same order", _FIX)
 
     def _hash(self, key: str) -> str:
-        return rows_hash(self.dataset, key)
+        users = "" if self.users is None else self.users.digest(bytes.fromhex(key)).hex()
+        return rows_hash(self.dataset, key) + users
 
 
 def rows_hash(dataset: Any, key: str = "") -> str:
-    """Return the hash of all tensors and Subset indices; empty for a data set that computes its records."""
+    """Return the hash of a data set's tensors and Subset indices; empty for a data set that computes its records."""
     found = hashlib.blake2b(key=bytes.fromhex(key), digest_size=16)
     while type(dataset) is Subset:
         found.update(torch.as_tensor(list(dataset.indices), dtype=torch.int64).numpy().data)
@@ -248,18 +244,18 @@ def rows_hash(dataset: Any, key: str = "") -> str:
 @codec.hides_values
 @dataclass(frozen=True)
 class BatchPiece:
-    """A physical piece of a batch: its number of records, its index in the batch, and whether it is the last."""
+    """Physical piece of a batch: its number of records, its index in the batch, and whether it is the last one."""
 
     size: int
     index: int
     last: bool
     target: Tensor | None = None
     tensors: tuple[BatchTensor, ...] = ()
+    owners: Owners | None = None  # the users of its records, where the user is the unit
 
 
 class PendingBatch:
-    """Piece of a batch that the loader has returned and the optimizer has not yet summed; loader and optimizer share
-    it.
+    """Piece of a batch that the loader has returned and the optimizer has not summed yet; both share this object.
 
     A loop must step on every batch in the order drawn: skipping a batch is refused, since the choice could depend on
     its records. After a `break`, the next loop starts with the same batch.
@@ -272,29 +268,27 @@ class PendingBatch:
         self.order: RowOrder | None = None  # under correlated noise
 
     def give(self, piece: BatchPiece, loop: int) -> None:
-        """Set the next piece; refuse if the previous one has had no step."""
+        """Store the next piece; refuse a loop that made no optimizer step on the previous piece."""
         self.finish(loop)
         self.piece = piece
 
     def finish(self, loop: int) -> None:
-        """Refuse to continue after a batch without an optimizer step."""
+        """Refuse a loop that made no optimizer step on its batch, or that is not the newest loop."""
         if loop != self.loops:
             found = "a loop over the private loader that continues after another began, or a checkpoint was loaded"
             fix = "end the loop before you begin another one or load a checkpoint"
             raise PlanError("loop", found, "one loop at a time, and one optimizer.step() for each batch", fix)
         if self.piece is not None:
-            raise PlanError(
-                "loop",
-                "a batch without a step (left out, or its gradients accumulated)"
-                + (", an empty one" if not self.piece.size else ""),
-                "one optimizer.step() for each batch, empty ones too: a choice of batches would reveal their content",
-                "step on every batch; to inspect records read loader.dataset; to accumulate gradients give the "
-                "DataLoader the batch_size of all accumulated batches and make_private the small one as "
-                "max_physical_batch_size, and call step() after each piece: the last one moves the model",
-            )
+            found = "a batch without a step (left out, or its gradients accumulated)"
+            found += ", an empty one" if not self.piece.size else ""
+            needed = "one optimizer.step() for each batch, empty or not: a choice of batches would reveal their content"
+            fix = "step on every batch; to inspect records read loader.dataset; to accumulate gradients give the "
+            fix += "DataLoader the batch_size of all accumulated batches and make_private the small one as "
+            fix += "max_physical_batch_size, and call step() after each piece: the last one updates the model"
+            raise PlanError("loop", found, needed, fix)
 
     def take(self) -> BatchPiece:
-        """Return the piece and mark it as summed."""
+        """Return the pending piece, and count it as summed."""
         assert self.piece is not None
         piece, self.piece = self.piece, None
         self.summed = 0 if piece.last else piece.index + 1
@@ -307,13 +301,14 @@ class PendingBatch:
 
 
 class BatchSampler(Sampler[list[int]]):
-    """Batch sampler: row numbers of each step, drawn by the plan's record sampler; large batches are split into pieces.
+    """Batch sampler that draws the row numbers of every step by the plan's record sampler, in pieces of `max_size`.
 
-    In a fixed order a record is read at most once in `min_separation` steps, which the cost of correlated noise needs.
+    With `users` the sampler draws users, and a step has all records of its users. In a fixed order a record (or user)
+    is read at most once in `min_separation` steps, as the cost of correlated noise requires.
     """
 
-    def __init__(self, account: Account, streams: Streams, max_size: int | None) -> None:
-        self.account, self.streams, self.max_size = account, streams, max_size
+    def __init__(self, account: Account, streams: Streams, max_size: int | None, users: Users | None = None) -> None:
+        self.account, self.streams, self.max_size, self.users = account, streams, max_size, users
         self.drawn: deque[BatchPiece] = deque()  # in the order in which the pieces come back
         self.batches: dict[int, list[int]] = {}  # whose step is still to come
         self.next_step, self.last_read = -1, np.zeros(0, dtype=np.int64)  # the step that last read each record
@@ -324,13 +319,18 @@ class BatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         first = self.account.steps
         for t in range(first, first + len(self)):
-            pieces = self.account.ranks.own_pieces(self.rows(t), self.max_size)
-            for k, piece in enumerate(pieces):
-                self.drawn.append(BatchPiece(len(piece), k, k + 1 == len(pieces)))
+            pieces = self._pieces(self.rows(t))
+            for k, (piece, owners) in enumerate(pieces):
+                self.drawn.append(BatchPiece(len(piece), k, k + 1 == len(pieces), owners=owners))
                 yield piece
 
+    def _pieces(self, drawn: list[int]) -> Sequence[Batch | tuple[list[int], None]]:
+        if self.users is not None:
+            return self.users.batches(drawn, self.max_size, self.account.ranks)
+        return [(piece, None) for piece in self.account.ranks.own_pieces(drawn, self.max_size)]
+
     def rows(self, t: int) -> list[int]:
-        """Return the row numbers of step t, drawn only once, so that a loop cannot redraw a batch."""
+        """Return the row numbers (or users) of step t; they are drawn once, so that a loop cannot redraw a batch."""
         if t not in self.batches:
             self.batches = {other: rows for other, rows in self.batches.items() if other >= self.account.steps}
             self.batches[t] = self._draw(t).tolist()
@@ -342,7 +342,6 @@ class BatchSampler(Sampler[list[int]]):
         return records.draw(t, 0, records.size(0), self.streams.at(t, "batches"))
 
     def _check_separation(self, t: int) -> None:
-        """Refuse a batch with a record that was read fewer than `min_separation` steps ago."""
         records, rows = self.account.settings.records, self.batches[t]
         separation = records.min_separation(0)
         if separation is None:
@@ -353,12 +352,12 @@ class BatchSampler(Sampler[list[int]]):
                 self.last_read[self._draw(before)] = before
         if (t - self.last_read[rows] < separation).any() or len(set(rows)) < len(rows):
             found = f"a record that is read twice within {separation} steps"
-            raise PlanError("correlated noise", found, "batches in one fixed order, the same in every epoch")
+            raise PlanError("correlated noise", found, "batches in one fixed order, the same in every epoch", _FIX)
         self.last_read[rows], self.next_step = t, t + 1
 
 
 class EmptyBatchCollate:
-    """Wrapper of the user's collate_fn that also collates empty batches: a batch of one record, sliced to length 0."""
+    """Wrapper of a collate_fn for empty batches, which become a batch of one record, sliced to length 0."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.collate, self.dataset = loader.collate_fn, loader.dataset
@@ -376,11 +375,11 @@ def _empty(item: Any) -> Any:
 class PrivateLoader(DataLoader[Any]):
     """DataLoader of Poisson batches, or of batches in one fixed order; `len` is the number of steps of an epoch.
 
-    A batch may be empty; its step adds noise alone. With `max_size` a batch comes in pieces of at most that many
+    The step on an empty batch adds noise alone. With `max_size` a batch is returned in pieces of at most that many
     records, and only the step after the last piece updates the model.
     """
 
-    _is_accelerate_prepared = True  # accelerate's prepare leaves it as it is: another loader draws other batches
+    _is_accelerate_prepared = True  # accelerate's prepare must not replace this loader, which draws other batches
 
     def __init__(
         self,
@@ -391,10 +390,11 @@ class PrivateLoader(DataLoader[Any]):
         max_size: int | None,
         transform: RecordTransform | None = None,
         scaler: Standardiser | None = None,
+        users: Users | None = None,
     ) -> None:
         self.transform, self.scaler = transform, scaler
-        self.pending, self.pieces = pending, BatchSampler(account, streams, max_size)
-        pending.order = RowOrder(loader.dataset) if account.settings.plan.release.correlated else None
+        self.pending, self.pieces = pending, BatchSampler(account, streams, max_size, users)
+        pending.order = RowOrder(loader.dataset, users) if account.settings.plan.release.correlated else None
         plain = loader.collate_fn is default_collate and not loader.num_workers and not loader.pin_memory
         self.tensors = loader.dataset.tensors if plain and type(loader.dataset) is TensorDataset else None
         super().__init__(
@@ -423,7 +423,7 @@ class PrivateLoader(DataLoader[Any]):
         self.pending.finish(loop)
 
     def _rows(self) -> Iterator[list[Tensor]]:
-        """Yield batches of a TensorDataset by index_select: equal to default_collate, and faster."""
+        """Yield the batches of a TensorDataset by index_select, which equals default_collate and is faster."""
         for rows in self.pieces:
             index = torch.tensor(rows, dtype=torch.int64)
             yield [tensor.index_select(0, index) for tensor in self.tensors or ()]

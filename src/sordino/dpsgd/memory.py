@@ -1,11 +1,11 @@
-"""Physical batch size from a bound on memory: `make_private(..., memory="2 GB")`.
+"""Physical batch size from a bound on memory: `make_private(..., memory="2 GB")`. Called by dpsgd/private_loop.py.
 
-A training pass (forward, backward, clipped sum) is run on a few synthetic records of the data set's shape, and the
-tensors that are live at a time are counted. Their bytes grow by a constant from record to record, so
+A training pass (forward, backward, clipped sum) is run on n synthetic records of the data set's shape, and bytes(n) of
+the tensors that are live at a time is measured. Every further record adds the same number of bytes, so
 
     size = n + (memory - bytes(n)) / (bytes(n) - bytes(n / 2)) * (n / 2)
 
-No record is read, so the number is public. Called by `private_loop`.
+No record is read, so the size is public.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST = 64  # synthetic records of the largest trial
 
 
 class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Torch mode that counts the bytes of tensors made inside it that are live at a time, at most: `most`."""
+    """Torch mode that measures peak memory: `most` is the largest number of bytes of new tensors live at a time."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -51,13 +51,14 @@ def parse_bytes(memory: str | int) -> int:
         return int(float(found[1]) * _UNITS[found[2].upper()])
     if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
         return memory
-    raise ConfigError(f"memory = {memory!r}", "a number of bytes with its unit", 'memory = "2 GB"')
+    raise ConfigError(f"memory = {memory!r}", "a number of bytes with its unit", 'write it as memory="2 GB"')
 
 
 def largest_batch(peak: Callable[[int], int], memory: int, most: int) -> int:
-    """Return the largest n <= `most` with peak(n) <= memory, 0 if there is none; `peak` grows linearly from some n on.
+    """Return the largest batch size n <= `most` with peak(n) <= memory bytes; 0 if there is none.
 
-    `peak` is called for 1, 2, 4, ... up to `MOST` records, or until a quarter of the memory is taken.
+    `peak` is called for 1, 2, 4, ... up to `MOST` records, or until a quarter of the memory is used; beyond that it is
+    extrapolated linearly.
     """
     size, before, now = 1, 0, peak(1)
     while now <= memory // 4 and 2 * size <= min(MOST, most):

@@ -1,11 +1,11 @@
-"""Captured graphs of a model in a private loop, one per kind of arguments, and their execution. Used by `recording`.
+"""Captured graphs of a model in a private loop, one per kind of arguments, and how they run. Used by recording.py.
 
-A graph is captured on synthetic records. It runs with a tape: layers by their rules, other parameters by regions, or
-the whole graph record by record. A trained parameter that no layer with a rule holds belongs to some module's own
-forward; the nodes of one call of that module are a region, which runs under vmap, each record with its own copy of the
-region's parameters. If even that is impossible, the whole graph is the region. The choice depends on the graph, on the
-record axes of its tensors (`Layout`), and on a trial on synthetic records with public noise on the parameters (so that
-a weight of zero hides nothing), never on values of private records.
+A graph is captured on synthetic records. It runs with a tape, which records per-record gradients. Layers with a rule
+run by that rule. A trained parameter outside such layers belongs to some module's own forward; the nodes of one call of
+that module are a region, which runs under vmap, where each record has its own copy of the region's parameters. If that
+is impossible, the whole graph runs record by record. The choice depends on the graph, on the record axes of its tensors
+(`Layout`), and on a trial on synthetic records with perturbed parameters (so that a weight of zero cannot hide a
+dependence), never on values of private records.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from sordino.dpsgd.layer_rules import third_party_rule
 from sordino.dpsgd.memory import LiveTensors
 from sordino.dpsgd.pieces import Tape, UnrecordableError, ieee_products
 from sordino.dpsgd.rule_table import Site, VmapRule, run_by_rules, sites
+from sordino.dpsgd.users import Owners
 from sordino.errors import PlanError
 from sordino.graph import Captured, Grade, Layout, Traced, Tracing, UntraceableError, captured, weakest
 from sordino.graph.capture import RECORDS, restored_state
@@ -39,11 +40,11 @@ from sordino.graph.rules import Rows
 from sordino.rng import Seeded, forked_rng
 
 _LOG = logging.getLogger(__name__)
-OUTLIER = 100.0  # times the usual size of an entry: shows mixing that only an unusual record triggers
+OUTLIER = 100.0  # factor on a synthetic record, to find mixing that only an unusual record triggers
 
 
 class Part(nn.Module):
-    """Module made of some nodes of a graph; its parameters are those of the user's model, with the prefix `module.`."""
+    """Module that runs some nodes of a graph; its parameters are the user's model's, with the prefix `module.`."""
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -56,9 +57,9 @@ class Part(nn.Module):
 @codec.hides_values
 @dataclass(frozen=True)
 class GraphPass:
-    """Executable captured graph: layers in `sites` run by their rules, all other operations by `function`.
+    """Captured graph that can be run: layers in `sites` by their rules, all other operations by `function`.
 
-    `whole`: the model runs record by record, each with its own copy of all parameters.
+    If `whole`, the model runs record by record, each with its own copy of all parameters.
     """
 
     graph: Captured
@@ -81,9 +82,10 @@ class GraphPass:
 
 
 def by_layers(traced: Traced, model: nn.Module) -> GraphPass:
-    """Return the graph's forward pass with per-record gradients by layer rules, and by vmap for other parameters.
+    """Return a pass over the graph with per-record gradients by layer rules, and by vmap for other parameters.
 
-    Raise `UnrecordableError` if these do not apply."""
+    Raise `UnrecordableError` if these do not apply.
+    """
     every = sites(model)
     found, owners = [site for site in every if not site.by_vmap], [site.module for site in every if site.by_vmap]
     for site in found:
@@ -98,16 +100,14 @@ def by_layers(traced: Traced, model: nn.Module) -> GraphPass:
 
 
 def record_by_record(graph: Captured, model: nn.Module, args: Any, kwargs: Any, records: Sequence[bool]) -> GraphPass:
-    """Return a forward pass that runs the whole graph for each record separately, so that no operation reads two
-    records.
-    """
+    """Return a pass that runs the whole graph for each record separately, so that no operation reads two records."""
     leaves, form = flat(args, kwargs)
 
     def layer(part: Part, *inputs: Tensor) -> list[Tensor]:  # a model that is one layer of torch.nn
         supply = iter(inputs)
         own_args, own_kwargs = tree_unflatten([next(supply) if isinstance(x, Tensor) else x for x in leaves], form)
-        answer = type(part.module).forward(part.module, *own_args, **own_kwargs)
-        return [y for y in tree_flatten(answer)[0] if isinstance(y, Tensor)]
+        output = type(part.module).forward(part.module, *own_args, **own_kwargs)
+        return [y for y in tree_flatten(output)[0] if isinstance(y, Tensor)]
 
     tensors = [own for own, tensor in zip(records, graph.tensors, strict=True) if tensor]
     part = Part(model, layer if graph.source == "layers" else graph.function)
@@ -122,16 +122,16 @@ def _check_place(site: Site, layout: Layout) -> None:
         axis = 0 if module.batch_first else 1
     count = 3 if isinstance(module, nn.MultiheadAttention) else 1
     for rows, size in [entry for call in layout.layers.get(module, []) for entry in call[:count]]:
-        if rows is None:  # positions that all records share
+        if rows is None:  # the same indices (positions) for all records
             fits = isinstance(module, nn.Embedding) and axis == 0 and size == 1
         else:
             fits = (rows.dim, rows.outer) == (axis, 1) and (rows.inner == 1 or axis == 0) and not rows.position
         if not fits:
-            raise UnrecordableError("a layer whose input has no records along the expected axis")
+            raise UnrecordableError(f"a {type(module).__name__} layer whose input has no records along axis {axis}")
 
 
 def _with_regions(traced: Traced, model: nn.Module, names: dict[str, nn.Module]) -> Callable[..., Any]:
-    """Return the graph as a function in which every call of these modules' forward runs record by record."""
+    """Return the graph as a function in which every call of these modules runs record by record."""
     outer = fx.Graph()
     nodes = list(traced.graph.graph.nodes)
     copied: dict[fx.Node, fx.Node] = {}
@@ -177,7 +177,7 @@ def _calls(nodes: Sequence[fx.Node], names: dict[str, nn.Module]) -> dict[Any, l
 def _cut_out(
     outer: fx.Graph, copied: dict[fx.Node, fx.Node], members: list[fx.Node], layout: Layout, model: nn.Module, name: str
 ) -> Callable[..., Any]:
-    """Replace these nodes by one call, and return the call's rule: vmap with one copy of the parameters per record."""
+    """Replace these nodes by one call, and return its rule: vmap with one copy of the parameters per record."""
     inside = _closure(members, layout)
     taken = list(dict.fromkeys(a for n in inside for a in n.all_input_nodes if a not in inside))
     results = [n for n in members if any(user not in set(members) for user in n.users)]
@@ -203,7 +203,7 @@ def _cut_out(
 
 
 def _closure(members: list[fx.Node], layout: Layout) -> list[fx.Node]:
-    """Return these nodes and all attribute and size nodes (such as the batch size) that only they use."""
+    """Return these nodes, and the attribute and size nodes (such as the batch size) that they use."""
     found = set(members)
     waiting = list(members)
     while waiting:
@@ -232,7 +232,7 @@ def _region_rule(
 
 
 class ModelGraphs:
-    """All captured graphs of a model, for training passes and for evaluation."""
+    """Captured graphs of a model, for training passes and for evaluation."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.own = model, vars(model).get("forward")
@@ -240,14 +240,14 @@ class ModelGraphs:
         known = {id(part) for part in trained if third_party_rule(part) is not None}
         watched = [site.module for site in sites(model)]
         self.training = Tracing(model, lambda part: captured.torch_layer(part) or id(part) in known, watched)
-        self.others = Tracing(model) if known else self.training  # in which layers of other libraries are no leaves
-        self.passes: dict[int, GraphPass] = {}  # by identity of the graph
-        self.traced: list[Traced] = []  # that have run
-        self.changed = ""  # that a forward which its user vouches for was changed since its graph was captured
+        self.others = Tracing(model) if known else self.training  # graphs that open layers of other libraries
+        self.passes: dict[int, GraphPass] = {}  # by id() of the graph
+        self.traced: list[Traced] = []  # graphs that have run
+        self.changed = ""  # sentence for the certificate if a trusted forward was changed after its graph was captured
 
     @property
     def grade(self) -> Grade:
-        """Weakest check result (`sordino.graph`) of all training passes so far."""
+        """Weakest evidence that records are independent (a grade of `sordino.graph`), of all training passes so far."""
         return weakest([one.grade for one in self.traced])
 
     @property
@@ -255,13 +255,11 @@ class ModelGraphs:
         return sorted({one.reason for one in self.traced if one.reason is not None})
 
     def close(self) -> None:
-        """Refuse to capture further graphs, because the user's Python code has run on private data and may have
-        stored some.
-        """
+        """Refuse further captures, because the user's Python code has run on private data and may have stored some."""
         self.training.closed = self.others.closed = True
 
     def evaluated(self, args: Any, kwargs: Any) -> Captured:
-        """Return the graph of a pass without training, captured on synthetic tensors."""
+        """Return the graph of an evaluation pass, captured on synthetic tensors."""
         leaves, form = flat(args, kwargs)
         first = next((len(x) for x in leaves if isinstance(x, Tensor) and x.dim()), 0)
         records = [checks.has_records(x, first) for x in leaves]
@@ -276,16 +274,16 @@ class ModelGraphs:
     def prepare(self, tables: Sequence[Tensor]) -> None:
         """Capture the call model(x) before the loader returns a batch.
 
-        `tables` are all records and all targets, of which only the shape is read. A model that is called in another way
-        is captured at its first call.
+        `tables` are all records and all targets; only their shape is read. If the loop calls the model with other
+        arguments, that call is captured when it is made.
         """
         if not tables or not len(tables[0]):
             return
         try:
             self.trained((tables[0][:1],), {}, [True])
-        except Exception:  # whatever this model raises in such a call: no loop has made it yet
+        except Exception:  # the loop may never make this call
             _LOG.debug("model(x) is not captured beforehand", exc_info=True)
-        self.traced = []  # it counts once it has run
+        self.traced = []  # the graph has not run on records yet
 
     def trained(self, args: Any, kwargs: Any, records: Sequence[bool]) -> GraphPass:
         """Return the graph pass of a training call; `records` marks the arguments with one slice per record."""
@@ -298,16 +296,20 @@ class ModelGraphs:
                 self.traced.append(traced)
             return self.passes[id(traced)]
 
-    def live_bytes(self, args: Any, kwargs: Any, records: Sequence[bool], size: int, kept: int) -> int:
-        """Return the most memory that tensors of one training pass over `size` synthetic records take at a time.
+    def live_bytes(
+        self, args: Any, kwargs: Any, records: Sequence[bool], size: int, kept: int, owners: Owners | None = None
+    ) -> int:
+        """Return the peak memory in bytes of a training pass (forward, backward, clipped sum) over synthetic records.
 
-        The pass is that of the loop: forward, backward, clipped sum. `args` give shapes alone; `kept` as `pieces.KEPT`.
+        Of `args` and `kwargs` only the shapes are used; `size` is the number of records, `kept` the number of gradient
+        entries that are stored for speed (`pieces.KEPT`), and `owners` are the records' users if a user is the unit.
         """
         found = self.trained(args, kwargs, records)
         inputs, form = flat(args, kwargs)
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         tape = Tape(next(iter(named.values())).device)
         tape.batch, tape.room = size, kept
+        tape.merge, units = (None, size) if owners is None else (owners.merge, owners.units)
         live = LiveTensors(self.model)
         with (
             self._plain_forward(),
@@ -320,17 +322,17 @@ class ModelGraphs:
             own_args, own_kwargs = tree_unflatten(synthetic_batch(inputs, records, size), form)
             leaves = checks.trained_outputs(found(tape, self.model, own_args, own_kwargs), size)
             torch.autograd.grad([y.double().sum() for y in leaves], [tape.anchor], allow_unused=True)
-            clipped_sum(tape.pieces(), named, size, [ClipGroup(1.0, tuple(named))])
+            clipped_sum(tape.pieces(), named, units, [ClipGroup(1.0, tuple(named))])
             tape.clear()
         return live.most
 
     def is_stale(self) -> bool:
-        """Return whether the model's forward now gives other outputs for synthetic records than its graphs."""
+        """Return whether the model's forward now gives other outputs for synthetic records than its graphs do."""
         with self._plain_forward():
             return self.training.is_stale()
 
     def capture_again(self) -> None:
-        """Discard the training graphs; the next pass captures the changed forward, marked "own code, trusted"."""
+        """Discard the training graphs; the next pass captures the changed forward, which counts as trusted code."""
         self.changed = "its forward was changed while it trained"
         self.training.forget()
         self.passes.clear()
@@ -354,9 +356,7 @@ class ModelGraphs:
                 held["forward"] = recorded
 
     def _arrange(self, traced: Traced, args: Any, kwargs: Any, records: Sequence[bool]) -> GraphPass:
-        """Return the fastest forward pass in which each synthetic record's gradient is nonzero only in that record's
-        slices.
-        """
+        """Return the fastest pass in which each synthetic record's gradient is nonzero in its own slices only."""
         inputs, form = flat(args, kwargs)
         sample = tree_unflatten(synthetic_batch(inputs, records, RECORDS), form)
         self._refuse_writes(traced.graph, *sample)
@@ -377,7 +377,6 @@ class ModelGraphs:
 
     @torch.no_grad()
     def _refuse_writes(self, graph: Captured, args: Any, kwargs: Any) -> None:
-        """Refuse a graph that writes into the model's parameters or buffers, which would store private records."""
         named = [("parameter", self.model.named_parameters()), ("buffer", self.model.named_buffers())]
         before = [(kind, name, tensor, tensor._version) for kind, found in named for name, tensor in found]
         with forked_rng():
@@ -389,9 +388,7 @@ class ModelGraphs:
                 raise PlanError("state", found, needed, "remove it, or freeze it in eval mode")
 
     def _check_slices(self, found: GraphPass, args: Any, kwargs: Any) -> None:
-        """Refuse a forward pass in which one synthetic record's gradient reaches other records' slices, or a
-        parameter directly.
-        """
+        """Refuse a pass in which a synthetic record's gradient reaches other records' slices, or a parameter itself."""
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         tape = Tape(parameters[0].device if parameters else None)
         tape.batch = RECORDS
@@ -408,8 +405,8 @@ class ModelGraphs:
 
         def tensors(some: Sequence[Any]) -> list[Tensor]:
             args, kwargs = tree_unflatten(list(some), form)
-            answer = tree_flatten(graph(self.model, *args, **kwargs))[0]
-            return [y.detach() for y in answer if isinstance(y, Tensor) and y.is_floating_point()]
+            outputs = tree_flatten(graph(self.model, *args, **kwargs))[0]
+            return [y.detach() for y in outputs if isinstance(y, Tensor) and y.is_floating_point()]
 
         usual = synthetic_batch(inputs, records, RECORDS)
         real = [own and x.is_floating_point() for x, own in zip(usual, records, strict=True)]

@@ -41,6 +41,7 @@ _LOG = logging.getLogger("sordino")
 _KNOWN = "{found}; in every step the gradient at the model's output is that of this loss; any other stops the run"
 _EACH = "optimizer.loss: one value per record, computed from that record's output alone"
 _PROVED = "every operation of the graph of the model, and of the loss, leaves the records of a batch apart"
+_LOADED = "iterate over the loader that make_private returned, and call backward() and step() once for each batch"
 
 
 class PrivateOptimizer(Optimizer):
@@ -48,11 +49,12 @@ class PrivateOptimizer(Optimizer):
 
     p.grad = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch
 
-    The sum is over the private loader's batch; g_j is one record's gradient over all trained parameters, each group of
-    which may be clipped by itself: then C is the root of the sum of the groups' squared clip norms. A step
-    without a batch, or one that cannot be clipped record by record, raises and moves nothing. Guarantee: each step is
-    one release of PoissonSampled(rate, Gaussian(z)), add or remove one record, counted before its noise is drawn; the
-    inner optimizer's work is post-processing. Under correlated noise all steps are one Gaussian release, replace one.
+    The sum is over the records j of the private loader's batch; g_j is a record's gradient over all trained parameters,
+    C the clip norm, z the noise multiplier, and A the Laplacian smoothing (by default none). If groups of parameters
+    have their own clip norms, C is the root of the sum of their squares. A step without a batch, or one that cannot be
+    clipped record by record, raises an error and changes nothing. Guarantee: each step is one release of
+    PoissonSampled(rate, Gaussian(z)), add or remove one record, charged before its noise is drawn; the inner optimizer
+    is post-processing. Under correlated noise all steps are one Gaussian release, replace one.
     """
 
     inner: Optimizer
@@ -66,7 +68,7 @@ class PrivateOptimizer(Optimizer):
         streams: Streams,
         own: RecordLoss | None = None,
     ) -> None:
-        self.__setstate__({"inner": inner})  # torch's own way to set up an optimizer without groups of its own
+        self.__setstate__({"inner": inner})  # sets up a torch optimizer without parameter groups of its own
         self.recording, self.account, self.pending, self.streams = recording, account, pending, streams
         self.layout, recording.mean = _layout(recording.named), account.settings.reduction == "mean"
         self.adaptive, self.clip_norm = account.settings.adaptive, account.settings.clip_norm  # of the next step
@@ -86,19 +88,19 @@ class PrivateOptimizer(Optimizer):
         self.own, recording.loss_check = own, self.check if own is None else None
         self.targets = InputCheck(recording.own_code)
         self.compared = 0  # the loop over the loader in which the loss was last compared with its graph
-        self.batch_code: Callable[[], list[tuple[Grade, str]]] = list  # of code that makes batches
+        self.batch_code: Callable[[], list[tuple[Grade, str]]] = list  # grades of the code that makes batches
         self.not_finite = 0  # records of all ranks that counted as zero so far: not private
-        self.lost = 0  # those of this rank in this batch
+        self.lost = 0  # records of this rank in this batch that counted as zero
         self.shards = Shards(recording.model)  # none, unless make_private has gathered the model
         self.joined = -1  # the loop over the loader in which the weights of all ranks were last compared
-        self.found: list[Any] = []  # what the certificate says of the loss and of own code, when it was last exchanged
-        self.others: list[Any] = []  # the same of every rank
-        self.idle = 0  # parameters that the loss did not depend on, once that was logged
+        self.found: list[Any] = []  # facts on the loss and on own code, for the certificate, as last sent to the ranks
+        self.others: list[Any] = []  # the same facts of every rank
+        self.idle = 0  # number of parameters that the loss did not depend on, once it was logged
         self.in_pieces = False  # whether max_physical_batch_size is set
         self.released = False  # True while the inner optimizer may step
         self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
         self.scaler: Standardiser | None = None
-        self.records: tuple[Tensor, ...] = ()  # of the data set, where they are tensors: marked under a key
+        self.records: tuple[Tensor, ...] = ()  # tensors of the data set, if it has tensors
         self.first, recording.guard.on_export = lineage.tensor_hashes(recording.model), self._remember
 
     @property
@@ -115,22 +117,22 @@ class PrivateOptimizer(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Refuse torch.amp.GradScaler, which reads this attribute: it would skip steps depending on gradients."""
+        """Refuse torch.amp.GradScaler, which reads this attribute and would skip steps depending on gradients."""
         fix = "call loss.backward() and optimizer.step(); gradients are clipped in float32, so nothing underflows"
         raise _loop("a GradScaler, which skips steps depending on their gradients", "training without GradScaler", fix)
 
     @property
     def steps(self) -> int:
-        """Number of noised steps so far."""
+        """Number of noised steps that were charged so far."""
         return self.account.steps
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Add the clipped gradients of a piece of the batch; after the last piece, add noise and take the step."""
+        """Add the clipped gradients of a piece of the batch; after the last piece, add noise and update the model."""
         if closure is not None and self.in_pieces:  # Lightning would count pieces as batches of an epoch
             found, fix = "step(closure) with max_physical_batch_size", "in Lightning leave max_physical_batch_size out"
             raise _loop(found, "loss.backward() and step() after each piece of a batch", fix)
         with torch.enable_grad():
-            loss = None if closure is None else closure()  # the one backward pass, as Lightning has it
+            loss = None if closure is None else closure()  # Lightning runs the backward pass in the closure
         self.recording.warning.end()
         self._check_loop()
         checks = DeviceChecks()
@@ -156,13 +158,14 @@ class PrivateOptimizer(Optimizer):
         piece = self.pending.piece
         if self.own is None or piece is None:
             found = "optimizer.loss without a loss or without a batch"
-            raise _loop(found, "make_private(..., loss=...), and a batch of the private loader")
+            fix = "pass loss= to make_private, and call optimizer.loss for batches of its loader"
+            raise _loop(found, "make_private(..., loss=...), and a batch of the private loader", fix)
         self._refuse_stale_loss()
         records = self.targets.records(tree_flatten(targets)[0], piece.tensors, piece.size)
         return self.own(output, targets, self.recording.outputs, piece.size, records)
 
     def _refuse_stale_loss(self, always: bool = False) -> None:
-        """Refuse a loss function that was changed since its graph was captured; checked once per epoch."""
+        """Refuse, once per epoch, a loss function that was changed after its graph was captured."""
         if self.own is None or (self.compared == self.pending.loops and not always):
             return
         self.compared = self.pending.loops
@@ -172,18 +175,18 @@ class PrivateOptimizer(Optimizer):
             self.own.capture_again()
 
     def _report(self, lost: int) -> None:
-        """Log how many records count as zero because their gradient is not finite; stopping would reveal the batch."""
+        """Log once how many records count as zero because their gradient is not finite; an error would reveal them."""
         if lost and not self.not_finite:
             _LOG.warning(
-                "%d records of this batch have a gradient that is not finite and count as zero; optimizer.not_finite "
-                "goes on counting. Lower lr, or look for NaN in the data. The count is not private: do not publish it.",
+                "%d records of this batch have NaN or infinity in their gradient and count as zero; further ones are "
+                "counted in optimizer.not_finite. Lower lr, or look for NaN in the data. The count is not private: do "
+                "not publish it.",
                 lost,
             )
         self.not_finite += lost
         self.lost = lost if self.pending.summed == 0 else self.lost + lost
 
     def _report_idle(self) -> None:
-        """Warn once about trained parameters that the loss does not depend on, which receive only noise."""
         idle = self.recording.idle
         if idle and not self.idle and self.pending.piece is not None and self.pending.piece.size:
             self.idle = len(idle)
@@ -193,7 +196,7 @@ class PrivateOptimizer(Optimizer):
             )  # fmt: skip
 
     def _add(self, total: dict[str, Tensor], norms: Tensor) -> None:
-        """Add one piece of the batch to the sum of messages; take the step after the last piece."""
+        """Add the clipped sum of one piece to the batch's message; release the message after the last piece."""
         if self.pending.summed == 0:
             self.total.zero_()
         flat = torch.cat([total[slot.name].reshape(-1) for slot in self.layout.slots])
@@ -206,7 +209,7 @@ class PrivateOptimizer(Optimizer):
             self._release()
 
     def _release(self) -> None:
-        """Charge the step, add noise, set the noised gradients, and take the inner optimizer's step."""
+        """Charge the step, add noise, set the noised gradients, and run the inner optimizer."""
         self._sum_over_ranks()
         views = self.layout.views(self._noised(self.account.charge()))
         noised: dict[Tensor, Tensor] = {p: views[n] for n, p in self.recording.named.items() if p.requires_grad}
@@ -222,9 +225,7 @@ class PrivateOptimizer(Optimizer):
             self.recording.guard.stepped_on()
 
     def _sum_over_ranks(self) -> None:
-        """Sum the clipped totals of all ranks, which must be at the same step, and exchange facts for the
-        certificate.
-        """
+        """Sum the messages of all ranks, which must be at the same step, and exchange facts for the certificate."""
         ranks = self.account.ranks
         if ranks.size == 1:
             return
@@ -232,7 +233,8 @@ class PrivateOptimizer(Optimizer):
         every = ranks.numbers(self.steps, self.joined != self.pending.loops, found != self.found, self.lost)
         if any(steps != self.steps for steps, *_ in every):
             taken = " and ".join(str(steps) for steps, *_ in every)
-            raise _loop(f"ranks that have taken {taken} steps", "the same number", "load the same checkpoint on all")
+            fix = "load the same checkpoint on all ranks"
+            raise _loop(f"ranks that have taken {taken} steps", "the same number of steps on all ranks", fix)
         self.not_finite += sum(lost for *_, lost in every) - self.lost
         if any(first for _, first, *_ in every):
             ranks.compare({"weights": weights_digest(self.recording.model)})
@@ -242,9 +244,10 @@ class PrivateOptimizer(Optimizer):
         ranks.add(self.total)
 
     def _noised(self, t: int) -> Tensor:
-        """Return A^-1 (total + N(0, z^2)) * C / batch, [d]: the plan's release, decode and post-processing.
+        """Return the noised mean gradient: the plan's release, decoding and post-processing of the message.
 
-        An adaptive C of the next step is read off the last coordinate of what is released.
+        It is A^-1 (message + N(0, z^2)) * C / batch. An adaptive clip norm C of the next step is computed from the last
+        coordinate of the noised message.
         """
         plan = self.account.settings.plan
         public = plan.public(t, public_state={"clip_norm": torch.tensor(self.clip_norm, dtype=torch.float64)})
@@ -267,14 +270,14 @@ class PrivateOptimizer(Optimizer):
     def _check_loop(self) -> None:
         """Refuse a step that the certificate would not cover, before anything is changed."""
         recording, piece = self.recording, self.pending.piece
-        known = set(recording.named.values())
-        if any(p.requires_grad and self.shards.of(p) not in known for p in self._parameters()):
+        recorded = set(recording.named.values())
+        if any(p.requires_grad and self.shards.of(p) not in recorded for p in self._parameters()):
             found = "a parameter that was added or unfrozen after make_private"
             fix = "call make_private again (a new certificate)"
-            raise _loop(found, "the parameters of the call of make_private", fix)
+            raise _loop(found, "the parameters that make_private was called with", fix)
         if piece is None:
             where = "outside the private loader" if recording.other_records is not None else "without a new batch"
-            raise _loop(f"a step {where}", "one step for each batch of the loader that make_private returned")
+            raise _loop(f"a step {where}", "one step for each batch of the private loader", _LOADED)
         if recording.outside:
             found = f"parameter '{min(recording.outside)}' used in the loss directly, not through model(x)"
             fix = "use weight_decay for a penalty on the weights; call the whole model, once per batch"
@@ -282,27 +285,30 @@ class PrivateOptimizer(Optimizer):
         if recording.backwards > 1:
             found = f"{recording.backwards} backward passes before a step"
             fix = "add the losses, then call backward() once; to accumulate gradients over smaller passes, "
-            fix += "make_private(..., max_physical_batch_size=n), and step() after each piece"
+            fix += "use make_private(..., max_physical_batch_size=n), and call step() after each piece"
             raise _loop(found, "one backward pass per step", fix)
         if recording.backwards != 1 and recording.other_records is not None:
             found = f"a training pass over {recording.other_records} records, but the loader returned {piece.size}"
             raise _loop(found, "model(x) with the x of the private loader", "pass the whole batch unchanged")
         if recording.backwards != 1:
-            raise _loop("a step without a backward pass", "loss.backward() before step()")
+            raise _loop("a step without a backward pass", "loss.backward() before step()", _LOADED)
         if piece.index != self.pending.summed:
-            raise _loop(f"piece {piece.index + 1} of a batch whose earlier pieces had no step", "a step for each piece")
+            found = f"piece {piece.index + 1} of a batch whose earlier pieces had no step"
+            raise _loop(found, "a step for each piece", _LOADED)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discard gradients that have had no step; the sum of earlier pieces of the batch stays."""
+        """Discard gradients since the last step(); the sum of earlier pieces of the batch is not discarded."""
         self.recording.zero()
         self.inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        raise _loop("parameters added to a private optimizer", "all parameters before make_private", "add them earlier")
+        found, fix = "parameters added to a private optimizer", "add them before make_private"
+        raise _loop(found, "the parameters that make_private was called with", fix)
 
     def _refuse_direct_step(self, inner: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.released:
-            raise _loop("a step of the unwrapped optimizer", "the optimizer that make_private returned")
+            found, fix = "a step of the unwrapped optimizer", "call step() of the optimizer that make_private returned"
+            raise _loop(found, "a step of the private optimizer", fix)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the inner optimizer's state and the count of charged steps; an unfinished batch is not included.
@@ -316,7 +322,7 @@ class PrivateOptimizer(Optimizer):
         return {**self.inner.state_dict(), "sordino": self.account.state(**self.noise_state.state(), **others)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue a run from a checkpoint of the same settings; refuse an edited count of steps."""
+        """Continue a run from a checkpoint of the same settings; refuse a changed count of charged steps."""
         stored = state_dict.get("sordino") if isinstance(state_dict, dict) else None
         record = read_record(stored, self.account.settings)
         self.noise_state.check(record.secret, sum(self.account.join(record).values()))
@@ -339,27 +345,26 @@ class PrivateOptimizer(Optimizer):
         self.recording.forget()
 
     def get_epsilon(self, delta: float | None = None) -> float:
-        """Return epsilon at `delta` (by default the certificate's) of all planned steps, or of those taken if more."""
+        """Return epsilon at `delta` (default: the certificate's) of all planned steps, or of all taken if more."""
         settings, delta = self.account.settings, self.account.settings.delta if delta is None else delta
         check_delta(delta, settings.records.size(0), override=True)
         steps = max(settings.steps, self.steps)
-        found: float = line_entry(
-            settings.plan.cost(Participation(steps, steps, prepared=self.account.prepared)).line("models"), delta
-        )["epsilon"]
+        cost = settings.plan.cost(Participation(steps, steps, prepared=self.account.prepared))
+        found: float = line_entry(cost.line("models"), delta)["epsilon"]
         return found
 
     def certificate(self) -> dict[str, Any]:
-        """Return the loop's certificate: epsilon of all planned steps, or of all steps taken if these are more."""
+        """Return the loop's certificate, for all planned steps, or for all steps taken if these are more."""
         return certificate(self.account.settings.plan, self._facts())
 
     def save_certificate(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """Write certificate, plan and counts to a file, which `sordino certify` can check."""
+        """Write certificate, plan and step counts to a file, which `sordino certify` can check."""
         return accounts.save_certificate(Path(path), self.account.settings.plan, self._facts())
 
     def _facts(self) -> Facts:
         """Check the model, and return the loop's facts for its certificate."""
         if self.pending.piece is not None:
-            found = "a certificate asked for while a batch waits for its step"
+            found = "a call of certificate() between a batch and its step"
             raise _loop(found, "a step for each batch that was drawn", "call step() first, then certificate()")
         self.recording.guard.check()
         self._remember()
@@ -368,35 +373,32 @@ class PrivateOptimizer(Optimizer):
         how, checks = self.recording.evidence()
         recognised = [found for found, _ in self.others if found != LossCheck.DECLARED]  # a rank may have had no record
         check = _KNOWN.format(found=[*recognised, self.check.found][0]) if self.own is None else _EACH
-        facts = self.account.facts(Loop(self.account.settings.reduction, check, how, checks))
+        settings = self.account.settings
+        facts = self.account.facts(Loop(settings.reduction, check, how, checks, settings.users))
         public = (*declared_frozen(self.recording.model), *lineage.declared_features(self.records))
         return replace(facts, public=public, own_code=self._own_code())
 
     def _own_code(self) -> OwnCode | None:
-        """Return the weakest check result (`sordino.graph`) of all code that ran on records; None if no code has
-        run.
-        """
+        """Return the weakest grade (`sordino.graph`) of all code that ran on records; None before the first step."""
         if not self.steps:
             return None
         found = [*self._grades(), *((grade, why) for _, grades in self.others for grade, why in grades)]
         grade = weakest([one for one, _ in found])
         why = "; ".join(dict.fromkeys(reason for one, reason in found if one == grade and reason))
-        given = [*self.recording.inputs.public.values(), *self.targets.public.values()]  # beside records
-        count = sum(isinstance(item, Tensor) for item in given)  # nothing proves that it was not computed from them
+        given = [*self.recording.inputs.public.values(), *self.targets.public.values()]  # inputs that are no records
+        count = sum(isinstance(item, Tensor) for item in given)  # they might have been computed from records
         others = f"; {count} further inputs, the same in every step, are taken for public" if count else ""
         return OwnCode(grade, (why or _PROVED) + others)
 
     def _grades(self) -> list[tuple[Grade, str]]:
-        """Return the check results (`sordino.graph`) of all code that ran on this rank's records, each with its
-        reason.
-        """
+        """Return the grades (`sordino.graph`) of all code that ran on this rank's records, each with its reason."""
         found = [self.recording.grade(), *([] if self.own is None else [self.own.grade]), *self.batch_code()]
         if self.targets.changed:
             found.append((TRUSTED, f"the loop changes targets itself ({self.targets.changed})"))
         return found
 
     def _remember(self) -> None:
-        """Register this loop's privacy cost, so that a later run from its weights can state it."""
+        """Register this loop's privacy cost, so that a later run that starts from its weights can state it."""
         cost = self.account.cost()
         if cost is not None:
             lineage.register_run(self.recording.model, self.first, (*self.account.earlier, cost), self.records)
@@ -409,13 +411,12 @@ class PrivateOptimizer(Optimizer):
         return self.recording.model
 
 
-def _loop(found: str, needed: str, fix: str = "") -> PlanError:
+def _loop(found: str, needed: str, fix: str) -> PlanError:
     return PlanError("loop", found, needed, fix)
 
 
 def _layout(named: dict[str, nn.Parameter]) -> Layout:
     if not named:
-        raise ConfigError(
-            "an optimizer without a trainable parameter of the model", "at least one parameter with requires_grad"
-        )
+        found, needed = "an optimizer without a trainable parameter of the model", "at least one trained parameter"
+        raise ConfigError(found, needed, "pass model.parameters() to the optimizer, and freeze only some of them")
     return Layout.of_shapes((name, parameter.shape, True) for name, parameter in named.items())

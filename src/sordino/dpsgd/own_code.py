@@ -2,20 +2,22 @@
 
     loss = 1 / b * sum_j f(output_j, target_j)            inputs_j = f(inputs_j) for each record of a batch
 
-f is captured on synthetic records before it runs on a private one. If its graph keeps records independent, it runs on
-the batch, else on each record separately. It may draw random numbers from torch. The gradient that enters the model in
-the backward pass is that of the loss's graph; terms that the loop adds to the loss are found, and refused.
+f is captured on synthetic records before it runs on a private one; b is the batch size. If the graph of f computes
+records independently, it runs on the whole batch, else on each record separately. It may draw random numbers from
+torch. The gradient that enters the model in the backward pass is that of the loss's graph; a loop that adds further
+terms to the loss is refused.
 
-Without `loss=` the loop computes its own loss, which is recognised from its gradient in every step: mean or sum, of a
-known loss. A mean is undone by multiplying with the secret batch size: if a mean were taken for a sum, every record's
-gradient would depend on the number of other records, and the clip norm would not bound one record's influence. The
-same holds for a mean over tokens of all records, or a loss that compares records: a loss that is not recognised
-is refused. Once a loss is recognised, with the constant c before it, the gradient that enters the model is
+Without `loss=` the loop computes its own loss, which is recognised from its gradient in every step as the mean or sum
+of a loss in the table `KNOWN`. A mean is undone by multiplying with the secret batch size: if a mean were taken for a
+sum, every record's gradient would depend on the number of other records, and the clip norm would not bound one record's
+influence. The same holds for a mean over tokens of all records, or a loss that compares records; therefore a loss that
+is not recognised is refused. Once a loss is recognised, as c times a loss of the table, the gradient that enters the
+model is
 
-    c / b * d loss_j / d output_j   (a mean; without b a sum),     of the known loss and of the labels in the batch
+    c / b * d loss_j / d output_j   (for a mean; for a sum without b),     for the labels in the batch
 
-and not the loop's gradient, which must agree with it: so each record's gradient depends on this record alone.
-Called by `recording`, `optimizer` and `loader`.
+and not the loop's own gradient, which must agree with it: so each record's gradient depends on this record alone.
+Called by dpsgd/recording.py, optimizer.py and loader.py.
 """
 
 from __future__ import annotations
@@ -55,52 +57,50 @@ from sordino.rng import at_global_rng_state, global_rng_state
 
 PerRecord = Callable[..., Tensor]  # (output, *targets) -> one value per record [b]
 NEXT = "cross_entropy of the next token"
-_SURE = "make_private(..., loss=f) with f(output, target) -> one value per record, and optimizer.loss(model(x), y)"
+_SURE = "use make_private(..., loss=f) with f(output, target) -> one value per record, and optimizer.loss(model(x), y)"
 _TERM = "a sum or mean of one term per record, each of that record alone"
 
 
-def untraceable(what: str, reason: str, needed: str, *ways: str) -> PlanError:
-    vouch = 'own_code="trusted" in make_private, if you vouch that no record influences another: the '
+def untraceable(what: str, reason: str, needed: str, *fixes: str) -> PlanError:
+    trust = 'or set own_code="trusted" in make_private if you guarantee that no record influences another: the '
     found = f"a {what} of which no graph can be captured ({reason})"
-    return PlanError("own code", found, needed, "; ".join((*ways, f"or {vouch}certificate states it")))
+    return PlanError("own code", found, needed, "; ".join((*fixes, f"{trust}certificate states it")))
 
 
 def stale_code(what: str) -> PlanError:
-    return PlanError(
-        "own code",
-        f"a {what} with other outputs for synthetic records than when its graph was captured",
-        "unchanged code: the graph ignores later changes, and values that a loop sets may depend on records",
-        'schedule the optimizer, not the model or the loss; or own_code="trusted", if you vouch for the code',
-    )
+    found = f"a {what} with other outputs for synthetic records than when its graph was captured"
+    needed = "unchanged code: the graph ignores later changes, and values that a loop sets may depend on records"
+    fix = 'schedule the optimizer, not the model or the loss; or set own_code="trusted" if you trust the code'
+    return PlanError("own code", found, needed, fix)
 
 
 class TracedFunction:
-    """A user's function of tensors and its graphs; with `own_code` the user vouches for it if it has no graph."""
+    """User's function of tensors, with its captured graphs; with `own_code` it is trusted if it has no graph."""
 
     name = "function"
     needed = "a function of tensors that stores no records: stored records would be released without noise"
-    ways: tuple[str, ...] = ()
+    fixes: tuple[str, ...] = ()
 
     def __init__(self, function: Callable[..., Any], own_code: bool) -> None:
         self.function, self.own_code = Function(function), own_code
         self.tracing = Tracing(self.function)
-        self.untraced = ""  # why the function itself runs on records
+        self.untraced = ""  # reason why the function itself, not a graph, runs on records
         self.used: list[Traced] = []
 
     @property
     def grade(self) -> tuple[Grade, str]:
-        """Return the function's check result (`sordino.graph`), and the reason for it."""
+        """Return the function's grade (`sordino.graph`), and the reason for it."""
         if self.untraced:
             return TRUSTED, f"the {self.name} itself runs on records ({self.untraced})"
         return weakest([one.grade for one in self.used]), "; ".join(one.reason for one in self.used if one.reason)
 
     def traced(self, args: tuple[Any, ...], records: Sequence[bool]) -> Traced | None:
-        """Return the graph for these arguments; None if there is no graph and the user vouches for the function."""
+        """Return the graph for these arguments; None for a trusted function without a graph."""
         try:
             return self.tracing.of(args, {}, records)
         except UntraceableError as error:
             if not self.own_code:
-                raise untraceable(self.name, str(error), self.needed, *self.ways) from None
+                raise untraceable(self.name, str(error), self.needed, *self.fixes) from None
             self.untraced, self.tracing.closed = str(error), True
             return None
 
@@ -117,12 +117,12 @@ def _for_each(function: Callable[..., Any], args: tuple[Any, ...], records: Sequ
 
 
 class RecordTransform(TracedFunction):
-    """The `transform=` of make_private, applied to the inputs of every batch: x of (x, y), or all entries of a dict."""
+    """Function `transform=` of make_private, applied to the inputs of every batch: x of (x, y), or a whole dict."""
 
     name = "transform"
-    ways = (
-        "write it without Python branches on data, and take random numbers from torch",
-        "do it in the data set, for each record separately",
+    fixes = (
+        "write it without Python branches on data, and draw random numbers with torch",
+        "or apply it in the data set, to each record separately",
     )
 
     def __call__(self, batch: Any, size: int) -> Any:
@@ -146,12 +146,14 @@ class RecordTransform(TracedFunction):
         return _for_each(lambda own: traced.graph(self.function, own), (inputs,), records)
 
 
-def named_loss(kind: str, model: nn.Module) -> tuple[PerRecord, bool]:
-    """Return a built-in loss by its name, and whether each value is known to depend on one record alone.
+def given_loss(loss: str | PerRecord, model: nn.Module) -> tuple[PerRecord, bool]:
+    """Return the loss, a function or the name of a built-in one, and whether each value depends on one record alone.
 
-    The loss takes a model's output or its `logits`; for a causal language model the labels are the next tokens.
+    A built-in loss takes a model's output or its `logits`; for a causal language model the labels are the next tokens.
     """
-    own = loss_of(kind)
+    if not isinstance(loss, str):
+        return loss, False
+    own = loss_of(loss)
     shift = own.targets == "token" and is_causal(model)
 
     def each(output: Any, labels: Tensor) -> Tensor:
@@ -162,23 +164,23 @@ def named_loss(kind: str, model: nn.Module) -> tuple[PerRecord, bool]:
 
 
 class RecordLoss(TracedFunction):
-    """The `loss=` of make_private: a function (output, *targets) -> one value per record."""
+    """Function `loss=` of make_private: (output, *targets) -> one value per record."""
 
     name = "loss"
     needed = "a function of one record's output and target, which stores no records"
-    ways = ("write it without Python branches on data and without state",)
+    fixes = ("write it without Python branches on data and without state",)
 
-    def __init__(self, loss: PerRecord, own_code: bool = False, known: bool = False) -> None:
+    def __init__(self, loss: PerRecord, known: bool = False, own_code: bool = False) -> None:
         super().__init__(loss, own_code)
         self.loss, self.known = loss, known  # known: a loss of Sordino, which needs no graph
-        self.compared = False  # with its value for a whole batch, where it has no graph
+        self.compared = False  # whether a loss without a graph was compared with its value for a whole batch
         self.rng_state = global_rng_state()
-        self.slopes: list[tuple[Tensor, Tensor]] = []  # at each output: what arrived, and what is due
+        self.slopes: list[tuple[Tensor, Tensor]] = []  # at each output: the loop's gradient, and the loss's gradient
 
     def __call__(
         self, output: Any, targets: tuple[Any, ...], outputs: list[Tensor], size: int, records: list[bool]
     ) -> Tensor:
-        """Return the mean over the batch of `size` records; `records` marks the targets with one slice per record."""
+        """Return the mean loss of a batch of `size` records; `records` marks the targets with one slice per record."""
         leaves = [x for x in tree_flatten(output)[0] if isinstance(x, Tensor) and x.requires_grad]
         if not leaves or any(all(x is not y for y in outputs) for x in leaves):
             found = "optimizer.loss of a tensor that is not the output of model(x) for this batch"
@@ -194,7 +196,7 @@ class RecordLoss(TracedFunction):
         return mean
 
     def capture_again(self) -> None:
-        """Discard all graphs; the next call captures the changed loss, marked "own code, trusted"."""
+        """Discard all graphs; the next call captures the changed loss, which counts as trusted code."""
         self.untraced, self.used = "it was changed while it trained", []
         self.tracing.forget()
 
@@ -220,9 +222,7 @@ class RecordLoss(TracedFunction):
 
     @torch.no_grad()
     def _check(self, traced: Traced, args: tuple[Any, ...], records: list[bool]) -> None:
-        """Refuse a graph without one value per synthetic record, or whose value for a record differs between batch
-        and alone.
-        """
+        """Refuse a graph without one value per record, or with another value for a record in a batch than alone."""
         inputs, form = flat(args, {})
         (sample, _) = tree_unflatten(synthetic_batch(inputs, records, RECORDS), form)
         with frozen_rng():
@@ -231,7 +231,7 @@ class RecordLoss(TracedFunction):
                 _refuse_mixing(together, self._each(traced, sample, RECORDS), traced.alone)
 
     def _run_trusted(self, args: tuple[Any, ...], size: int) -> Tensor:
-        """Run a function without a graph record by record; refuse one that stores or mixes records."""
+        """Run a trusted loss without a graph record by record; refuse one that stores or mixes records."""
         detached = tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, args)
         first = tree_map(lambda x: x[:1] if has_records(x, size) else x, detached)
         before = self._value_of(first)
@@ -253,7 +253,7 @@ class RecordLoss(TracedFunction):
             return self.loss(*record).detach().clone()
 
     def _expect(self, leaf: Tensor, due: Tensor) -> None:
-        """Replace the gradient at the model's output by that of the captured loss, and store both for `verify`."""
+        """Replace the gradient at the model's output by that of this loss, and store both for `verify`."""
         arrived = torch.zeros_like(leaf, requires_grad=False)
         self.slopes.append((arrived, due))
 
@@ -264,9 +264,7 @@ class RecordLoss(TracedFunction):
         leaf.register_hook(add)  # type: ignore[no-untyped-call]
 
     def verify(self, checks: DeviceChecks) -> None:
-        """Add to `checks` a refusal of a backward pass whose gradient at the model's output is not that of this loss
-        alone.
-        """
+        """Check, by `checks`, that the gradient at the model's output is that of this loss alone."""
         slopes, self.slopes = self.slopes, []
         found = "a backward pass that is not that of optimizer.loss(output, target) alone"
         fix = "call optimizer.loss(model(x), y).backward(), and put every term into that loss"
@@ -281,12 +279,11 @@ def _checked_shape(values: Any, size: int) -> Tensor:
     if isinstance(values, Tensor) and values.shape == (size,):
         return values
     shape = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
-    fix = 'reduction="none", then a sum or a mean over the entries of each record'
+    fix = 'set reduction="none", then take the sum or mean over the entries of each record'
     raise DataError(f"a loss of shape {shape} for {size} record{'s' * (size > 1)}", "one value per record", fix)
 
 
 def _refuse_mixing(together: Tensor, alone: Tensor, alike: bool = True) -> None:
-    """Refuse losses of records in a batch that differ from the losses of each record alone."""
     if not alike or not torch.allclose(together, alone, rtol=1e-3, atol=1e-5, equal_nan=True):
         found = "a loss whose value for one record depends on the other records of the batch"
         fix = "divide by a constant or by a count of the record itself, never by a count of the batch"
@@ -298,7 +295,6 @@ def _classes(out: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
 
 
 def _tokens(out: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Return the token cross-entropies of logits [b, T, V] and labels [b, T], flattened."""
     if out.dim() != y.dim() + 1 or y.dim() < 2:
         raise ValueError("no tokens")
     return _classes(out.flatten(0, -2), y.flatten(), smoothing)
@@ -326,36 +322,38 @@ _SMOOTHED: dict[str, Callable[..., Tensor]] = {
 
 
 def known_loss(name: str) -> LossFunction:
-    """Return a known loss by name; under label smoothing s it is (1 - s) times the loss of the label plus s times the
-    mean loss over classes."""
+    """Return a loss of the table `KNOWN` by name, with label smoothing if the name ends with its strength s.
+
+    Label smoothing takes (1 - s) times the loss of the label plus s times the mean loss over classes.
+    """
     base, _, smoothing = name.partition(SMOOTHED)
     return partial(_SMOOTHED[base], smoothing=float(smoothing)) if smoothing else KNOWN[base]
 
 
 def has_ignored_targets(target: Tensor | None) -> bool:
-    """Return whether some targets have the ignored label, so that a mean divides by the number of the other targets."""
+    """Return whether some targets have the ignored label; a mean then divides by the number of other targets."""
     return target is not None and target.dtype == torch.int64 and bool((target == IGNORED).any())
 
 
-MOST_LOSSES = 3  # that one after the other may be taken for the loop's: each fits all batches before it
+MOST_LOSSES = 3  # largest number of losses recognised in turn, each of which fits all earlier batches
 
 
 @codec.hides_values
 @dataclass
 class OutputGradient:
-    """A model's output [b, ...], its targets, and d loss / d output after the backward pass."""
+    """Gradient of the loss at a model's output [b, ...] after the backward pass, with output and targets."""
 
     output: Tensor
     target: Tensor | None = None
-    slope: Tensor | None = None  # of the loop's loss
-    due: Tensor | None = None  # of the known loss, in place of `slope`
-    size: int = 0  # of the batch
-    agrees: bool = False  # whether the two are the same
+    slope: Tensor | None = None  # gradient of the loop's loss
+    due: Tensor | None = None  # gradient of the recognised loss, which replaces `slope`
+    size: int = 0  # number of records in the batch
+    agrees: bool = False  # whether `slope` and `due` are the same up to rounding
     ignored: bool = False  # whether some targets are ignored
 
     @classmethod
     def of(cls, output: Any, live: Sequence[Tensor], target: Tensor | None, size: int, check: LossCheck) -> list[Any]:
-        """Return one object per output tensor; the target is assigned to the only tensor, or to `logits`."""
+        """Return one object per output tensor; the target belongs to the only tensor, or to `logits`."""
         main, found = getattr(output, "logits", output), []
         for one in live if size else ():
             own = target.to(one.device, non_blocking=True) if target is not None and one is main else None
@@ -370,7 +368,7 @@ class OutputGradient:
         return self.due
 
     def finite(self) -> OutputGradient:
-        """Return a copy without records whose output or gradient is not finite; such records count as zero."""
+        """Return a copy without records that have NaN or infinity in output or gradient and so count as zero."""
         assert self.slope is not None
         assert self.target is not None
         good = (self.output.isfinite() & self.slope.isfinite()).flatten(1).all(1)
@@ -387,7 +385,7 @@ class OutputGradient:
         return replace(self, output=output, target=target, slope=slope, due=None)
 
     def summed_slope(self, name: str) -> Tensor | None:
-        """Return d (summed known loss) / d output; None if that loss does not apply to this output and target."""
+        """Return the gradient of the summed loss `name` at the output; None if that loss does not apply to it."""
         output, target = self.output, self.target
         assert target is not None
         plain = output.dim() == 2 and target.shape == output.shape[:1]
@@ -401,14 +399,12 @@ class OutputGradient:
                 return None
 
     def recognise(self) -> tuple[str, float] | None:
-        """Return the known loss whose summed gradient is proportional to the observed gradient, and the factor."""
+        """Return the loss in `KNOWN` whose summed gradient is proportional to the observed one, and the factor."""
         names = (*KNOWN, *(f"{base}{SMOOTHED}{found}" for base in _SMOOTHED if (found := self._smoothing(base))))
         return next(((name, factor) for name in names if (factor := self._factor(name))), None)
 
     def _factor(self, name: str) -> float | None:
-        """Return the factor between the observed gradient and that of the known loss; None if they are not
-        proportional.
-        """
+        """Return the factor between the observed gradient and that of loss `name`; None if not proportional."""
         assert self.slope is not None
         expected = self.summed_slope(name)
         if expected is None or expected.shape != self.slope.shape or not bool(expected.any()):
@@ -417,8 +413,10 @@ class OutputGradient:
         return factor if factor and _proportional(self.slope, factor * expected) else None
 
     def _smoothing(self, base: str) -> float | None:
-        """Return the label smoothing s, in hundredths, for which the observed gradient best fits f ((1 - s) plain + s
-        uniform).
+        """Return the label smoothing s, in hundredths, that best fits the observed gradient.
+
+        The least-squares fit is f ((1 - s) plain + s uniform) with free f, where plain is the gradient without
+        smoothing, and uniform that of full smoothing.
         """
         pair = [self.summed_slope(f"{base}{SMOOTHED}{share}") for share in (0.0, 1.0)]
         if self.slope is None or any(one is None or one.shape != self.slope.shape for one in pair):
@@ -434,12 +432,13 @@ class OutputGradient:
 
 
 class LossCheck:
-    """Recognition of the loop's loss, whose gradient is then replaced by that of the known loss.
+    """Recognition of the loop's own loss, whose gradient is then replaced by that of a loss in `KNOWN`.
 
-    factor = gradient / gradient of the summed loss. For a mean factor * b is constant, for a sum factor is.
+    The factor of a batch of b records is its gradient over that of the summed loss. For a mean, factor * b is the same
+    in all batches; for a sum, the factor is.
     """
 
-    DECLARED = "declared"  # of a loss that no batch has shown yet
+    DECLARED = "declared"  # state before the first batch
 
     def __init__(self, declared: Reduction, expected: float) -> None:
         self.declared, self.expected = declared, expected
@@ -449,7 +448,7 @@ class LossCheck:
         self.examples: list[OutputGradient] = []  # some records of the batches in which it was recognised
 
     def due(self, seen: OutputGradient) -> Tensor | None:
-        """Return the gradient of the recognised loss; None if no known loss fits."""
+        """Return the gradient of the recognised loss; None if no loss in `KNOWN` fits."""
         if seen.target is None or seen.slope is None:
             return None
         seen.agrees = self._agrees(seen)
@@ -462,7 +461,7 @@ class LossCheck:
         return self._slope(seen)
 
     def _reconsider(self, seen: OutputGradient) -> None:
-        """Replace the recognised loss by one that fits this batch and all earlier ones; without one, keep it."""
+        """Replace the recognised loss by one that fits this batch and all earlier ones, if there is one."""
         before, self.known = self.known, self._recognise(seen)
         alike = self.known is not None and all(len(one.output) and self._agrees(one) for one in self.examples)
         if alike and len(self.examples) < MOST_LOSSES:
@@ -487,7 +486,7 @@ class LossCheck:
         return own * (self.known[1] / seen.size if self.declared == "mean" else self.known[1])
 
     def _agrees(self, seen: OutputGradient) -> bool:
-        """Return whether the gradient equals that of the known loss up to rounding."""
+        """Return whether the observed gradient equals that of the recognised loss up to rounding."""
         due, slope = self._slope(seen), seen.slope
         if due is None or slope is None or slope.shape != due.shape:
             return False
@@ -515,7 +514,7 @@ class LossCheck:
             return
         confirmed = self._agrees(seen)
         if seen.size == 1 and (self.known is None or confirmed):
-            return  # of one record, a mean is a sum
+            return  # for one record a mean is a sum
         if ignored or self.first is None or not confirmed:
             found = seen.recognise()
             if found is None:
@@ -527,10 +526,10 @@ class LossCheck:
             self.found = f"recognised: {self.known[0]}"
 
     def _refusal(self, seen: OutputGradient) -> PlanError:
-        """Return the error for a loss that is not proportional to a known one; its text depends on class weights.
+        """Return the error for a loss that is not recognised, with a text of its own for class weights.
 
         With class weights torch divides the mean by the sum of the batch's weights, so a record's term depends on the
-        others.
+        other records.
         """
         slope, expected = seen.slope, seen.summed_slope("cross_entropy")
         assert slope is not None
@@ -548,17 +547,17 @@ class LossCheck:
             raise PlanError("reduction", found, _TERM, _SURE)
         apparent = self._apparent(factor, size, seen.output[0].numel())
         if apparent is None and self.first is not None and not _near(size / self.first[0], 1.0, 0.01):
-            raise _unknown(f"a loss ({name}) over a number that is neither constant nor the size of the batch")
+            raise _unknown(f"a loss ({name}) divided by a number that is neither constant nor the size of the batch")
         self.first = self.first or (size, factor)
         if apparent is not None and apparent != self.declared:
             self.first = self.known = None
             found = f"a loss ({name}) that is the {apparent} over a batch, and reduction = {self.declared!r}"
-            fix = f'make_private(..., reduction="{apparent}")'
-            raise PlanError("reduction", found, "reduction= equal to the loss's own reduction", fix)
+            fix = f'use make_private(..., reduction="{apparent}")'
+            raise PlanError("reduction", found, "the reduction of the loss in reduction=", fix)
 
     def _apparent(self, factor: float, size: int, width: int) -> Reduction | None:
-        """Return "mean" or "sum", decided by the loss's factor: 1 / b or 1, or its values at two batch sizes."""
-        if self.first is None:  # None where a constant may be meant
+        """Return "mean" or "sum" from the loss's factor, which is 1 / b or 1, or from its values at two batch sizes."""
+        if self.first is None:  # undecided if the factor may be a constant of the user
             if _near(factor * size, 1.0) and size != self.expected:
                 return "mean"
             return "sum" if _near(factor, 1.0) or _near(factor, float(width)) else None

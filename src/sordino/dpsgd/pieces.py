@@ -1,16 +1,18 @@
-"""Per-record gradients of one batch: the tape that layer rules fill, and the pieces that the backward pass yields.
+"""Per-record gradients of one batch: the tape of recorded layer calls, and one `Piece` per parameter. Used in dpsgd/.
 
-Layers run on detached weights and pass their outputs to `Tape.watch`; the backward pass then computes no weight
-gradient at all, only d loss / d output of every layer, from which the layer's rule makes its `Piece`s. A piece holds
-one parameter's gradients g_1, ..., g_b in the form in which they are cheapest, and gives their squared norms [b], their
-weighted sum (in float64 if there are many) and, if needed, the gradients themselves. Pieces are made inside the
-backward pass, layer by layer, and keep what is smaller: the gradients, or the inputs and output gradients that they are
-made of. What is larger than both (patches, Gram matrices) is made for a few records at a time.
+Layers run on detached weights and pass their outputs to `Tape.watch`. The backward pass then computes no weight
+gradient, only the gradient at the output of every layer, from which the layer's rule makes its pieces. A piece holds
+the gradients g_1, ..., g_b of one parameter, for the b records, in the form that is cheapest, and computes their
+squared norms, their weighted sum (in float64 if there are many) and, if needed, the gradients themselves. Pieces are
+made inside the backward pass, layer by layer, and store whichever is smaller: the gradients, or the inputs and output
+gradients that they are products of. Patches and Gram matrices, which are larger, are computed for a few records at a
+time. With inputs in_jt and output gradients out_jt of record j at position t, and outer product (x):
 
     Rows    g_j in full                           a bias, a norm's gain, anything that autograd computed
     Outer   g_j = sum_t out_jt (x) in_jt          Linear, convolutions (in = patches), recurrences (t = time)
     Lookup  g_j[v] = sum_{t: index_jt = v} out_jt   Embedding
     Tied    Outer + Lookup                        one table as input and output embedding
+    ByGroup pieces of some of the units each      users with different numbers of records (`users`)
 """
 
 from __future__ import annotations
@@ -29,21 +31,21 @@ from sordino import codec
 from sordino.errors import PlanError
 from sordino.parts.clipping import BLOCK, FEW, Cast, summed
 
-NEAR, FAR = 12, 32  # reading and writing a materialised entry, in multiplications: in the cache, in memory
-CACHE = 1 << 23  # entries
-GRAM = 0.8  # a Gram matrix is small: its multiplications are slower by this
-CHUNK = 1 << 20  # entries that are made at once, of patches, products and Gram matrices
-KEPT = 1 << 22  # entries of a batch's gradients that are kept for speed where their factors are smaller
-ROOM = 1 << 26  # entries of gradients that are made at once where fast norms are not precise enough
-ROUNDING = 1e-6  # of a Gram sum, relative to the sum of its absolute values
+NEAR, FAR = 12, 32  # cost of reading and writing an entry in the cache and in memory, in multiplications
+CACHE = 1 << 23  # entries that fit in the cache
+GRAM = 0.8  # cost of a multiplication in a Gram matrix, relative to other products
+CHUNK = 1 << 20  # entries of patches, products and Gram matrices that are computed at once
+KEPT = 1 << 22  # entries of a batch's gradients that are stored for speed although their factors are smaller
+ROOM = 1 << 26  # entries of gradients that are computed at once if fast norms are not precise enough
+ROUNDING = 1e-6  # rounding error of a Gram sum, relative to the sum of its absolute values
 HALF = frozenset({torch.bfloat16, torch.float16})
 
 
 @contextmanager
 def ieee_products() -> Iterator[None]:
-    """Context in which float32 products are exact IEEE float32, whatever precision the user allows for the model.
+    """Context in which float32 products are IEEE float32, whatever precision the user allows for the model.
 
-    Factors rounded to TF32 or bfloat16 make norms too small by up to 1e-4, so clipped gradients longer than the bound.
+    Factors rounded to TF32 or bfloat16 would make norms too small by up to 1e-4, and clipped gradients too long.
     """
     backends: Any = torch.backends
     places = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
@@ -68,14 +70,14 @@ def ieee_products() -> Iterator[None]:
 
 
 def chunks(records: slice, entries: int) -> Iterator[slice]:
-    """Yield consecutive parts of a range of records, each with about `CHUNK` entries in all; `entries` is of one."""
+    """Yield consecutive slices of a range of records, each with about `CHUNK` numbers; one record has `entries`."""
     width = max(1, CHUNK // max(1, entries))
     for first in range(records.start, records.stop, width):
         yield slice(first, min(first + width, records.stop))
 
 
 def wide(value: Tensor) -> Tensor:
-    """Return half-precision tensors as float32, because norms and sums in half precision are too inexact."""
+    """Return a half-precision tensor as float32, because norms and sums in half precision are too inexact."""
     return value.float() if value.dtype in HALF else value
 
 
@@ -85,14 +87,14 @@ def sums_in(parameter: Tensor) -> torch.dtype:
 
 
 class Piece(Protocol):
-    """Per-record gradients of one parameter.
+    """Interface of the per-record gradients g_1, ..., g_b of one parameter.
 
-    squares   ||g_j||^2, [b] in float64
-    doubt     bound on the error of `squares`, [b]
-    weighted  sum_j weights_j g_j, shaped as the parameter; of more than `FEW` records in float64
+    squares   ||g_j||^2 of every record, in float64
+    doubt     bound on the error of `squares` for every record
+    weighted  sum_j weights_j g_j, shaped like the parameter; in float64 for more than `FEW` records
     rows      the gradients themselves, [b, *shape]
-    at        the same piece for some of the records only
-    compact   the same gradients in the form that takes the least memory, but for `room` entries, with their squares
+    at        the piece of some of the records only
+    compact   a piece of the same gradients in the form with the least memory, where up to `room` entries cost nothing
     """
 
     def squares(self) -> Tensor: ...
@@ -104,7 +106,7 @@ class Piece(Protocol):
 
 
 def weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
-    """Return sum_j weights_j rows_j of [b, d]; of many records in float64."""
+    """Return sum_j weights_j rows_j for rows [b, d]; in float64 for many records."""
 
     def product(some: slice, cast: Cast, out: Tensor | None) -> Tensor:
         return torch.mm(cast(weights[None, some]), cast(rows[some]), out=out)
@@ -113,7 +115,7 @@ def weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def row_squares(rows: Tensor) -> Tensor:
-    """Return ||row||^2 of rows [b, ...] in float64, from float32 norms of blocks (see `parts.clipping`)."""
+    """Return the squared norm of every row in float64, from float32 norms of blocks (see `parts.clipping`)."""
     rows = rows.reshape(len(rows), -1)
     b, d = rows.shape
     if d <= BLOCK:
@@ -131,7 +133,7 @@ def identity(rows: Tensor) -> Tensor:
 @codec.hides_values
 @dataclass(frozen=True)
 class Rows:
-    """Per-record gradients of a parameter in full, [b, ...], in its shape after `reshape`; `known`: their squares."""
+    """Per-record gradients of a parameter in full; `reshape` gives them its shape, `known` are their squared norms."""
 
     value: Tensor
     reshape: Callable[[Tensor], Tensor] = identity
@@ -158,7 +160,7 @@ class Rows:
 
 
 class OutputGradients:
-    """Output gradients [b, T, O] of a layer; `shared` by two weights, whose Gram matrices are then the same."""
+    """Output gradients [b, T, O] of a layer; if two weights share them (`shared`), Gram matrices are computed once."""
 
     def __init__(self, value: Tensor, shared: bool = False) -> None:
         self.value, self.shared = value, shared
@@ -166,7 +168,7 @@ class OutputGradients:
         self._gram: Tensor | None = None
 
     def gram(self, some: slice) -> Tensor:
-        """Return the Gram matrices of some records' output gradients, [len(some), T, T]."""
+        """Return the Gram matrix of every record's output gradients, for some records: [len(some), T, T]."""
         if not self.shared:
             return torch.bmm(self.value[some], self.value[some].transpose(1, 2))
         if self._gram is None:
@@ -174,31 +176,29 @@ class OutputGradients:
         return self._gram[some]
 
     def forget(self) -> None:
-        """Drop the Gram matrices, when both weights have read them."""
+        """Free the Gram matrices, after both weights have used them."""
         self._gram = None
 
 
 def _flat(value: Tensor, time_first: bool) -> Tensor:
-    """Reshape [b, T, I] to [b T, I], or to [T b, I] where the memory is in that order."""
+    """Reshape [b, T, I] to [b T, I], or to [T b, I] if the memory is in that order."""
     return (value.transpose(0, 1) if time_first else value).reshape(-1, value.shape[2])
 
 
 @codec.hides_values
 @dataclass
 class Outer:
-    """Per-record gradients of a linear weight, g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I] and output gradients
-    [b, T, O].
+    """Per-record gradients of a linear weight: g_j = sum_t out_jt (x) in_jt.
 
-    `reshape` maps [..., O, I] to [..., *shape] of the parameter; `cut` makes the inputs of some records (patches of
-    images, which are larger than the images) out of what is kept of them; `product` is a faster way from output
-    gradients and what is kept to sum_j g_j in the parameter's shape.
+    The sum over T positions t has inputs in_jt of length I and output gradients out_jt of length O. `reshape` maps
+    [..., O, I] to the parameter's shape. `cut` computes the inputs of some records from the stored ones (patches from
+    images, which are smaller). `product` computes sum_j g_j faster, from output gradients and stored inputs.
 
     T = 1:     ||g_j||^2 = |in_j|^2 |out_j|^2
-    else:      ||g_j||^2 = sum_{t,s} (in_t . in_s)(out_t . out_s), or g_j materialised, whichever is cheaper
+    else:      ||g_j||^2 = sum_{t,s} (in_t . in_s)(out_t . out_s), or from g_j itself, whichever is cheaper
 
-    g_j is kept where it has fewer entries than the inputs and output gradients that it is made of, or at most `room`
-    over all records. Then materialising it costs one pass over I O entries, else the product is computed again for the
-    weighted sum.
+    g_j is stored if it has fewer entries than its inputs and output gradients, or at most `room` over all records;
+    otherwise the products are computed again for the weighted sum.
     """
 
     inputs: Tensor
@@ -219,7 +219,6 @@ class Outer:
         return self.known
 
     def _squares(self) -> Tensor:
-        """Return the squares of T = 1, or those that `compact` has computed."""
         return row_squares(self.read()) * row_squares(self.outputs.value) if self.known is None else self.known
 
     def doubt(self) -> Tensor | float:
@@ -282,7 +281,7 @@ class Outer:
 
 
 def _products(inputs: Tensor, outputs: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return sum_t out_jt (x) in_jt, [b, O, I], in the order of multiplication that is faster; written into `out`."""
+    """Return sum_t out_jt (x) in_jt for every record j, [b, O, I], by the faster order of multiplication."""
     if 4 * inputs.shape[2] <= outputs.shape[2]:
         found = torch.bmm(inputs.transpose(1, 2), outputs).transpose(1, 2)
         return found.contiguous() if out is None else out.copy_(found)
@@ -292,10 +291,9 @@ def _products(inputs: Tensor, outputs: Tensor, out: Tensor | None = None) -> Ten
 @codec.hides_values
 @dataclass(frozen=True)
 class Lookup:
-    """Per-record gradients of an embedding table with `words` rows: g_j[v] = sum of out_jt over the t with index_jt =
-    v.
+    """Per-record gradients of an embedding table with `words` rows: g_j[v] = sum_{t: index_jt = v} out_jt.
 
-    index is [b, T], outputs are [b, T, D].
+    index_jt [b, T] is the row that record j reads at position t, and out_jt [b, T, D] its output gradient.
 
     ||g_j||^2 = sum_{t,s} [index_t = index_s] (out_t . out_s)
     """
@@ -315,7 +313,7 @@ class Lookup:
         return found
 
     def _gram(self, some: slice) -> Tensor:
-        double, index = self.outputs[some].double(), self.index[some]  # a common word's gradients may cancel
+        double, index = self.outputs[some].double(), self.index[some]  # gradients of a repeated row may cancel
         equal = index[:, :, None] == index[:, None, :]
         return torch.bmm(double, double.transpose(1, 2)).mul_(equal).sum((1, 2)).clamp(min=0)
 
@@ -350,6 +348,9 @@ class Tied:
     """Per-record gradients g_j = outer_j + lookup_j of a table that is both input and output embedding.
 
     ||g_j||^2 = ||outer_j||^2 + ||lookup_j||^2 + 2 sum_{t,s} (in_t . out_s) slope_t[index_s]
+
+    in_t and slope_t are inputs and output gradients of the output embedding; index_s and out_s are rows and output
+    gradients of the input embedding.
     """
 
     outer: Outer  # slopes [b, T, words], inputs [b, T, D]
@@ -359,10 +360,16 @@ class Tied:
     def squares(self) -> Tensor:
         parts = self.outer.squares() + self.lookup.squares()
         self.slack = self.outer.doubt() + 4 * ROUNDING * parts  # the two uses may cancel
-        inputs, slopes = self.outer.read(), self.outer.outputs.value
-        places = self.lookup.index[:, None, :].expand(-1, slopes.shape[1], -1)
-        products = torch.bmm(inputs, self.lookup.outputs.transpose(1, 2))  # [b, T, S]
-        cross = (slopes.gather(2, places) * products).sum(2).sum(1, dtype=torch.float64)
+        (b, t, words), s, cross = self.outer.outputs.value.shape, self.lookup.index.shape[1], torch.zeros_like(parts)
+        if t * s > NEAR * words:  # a table takes less than the products
+            for some in chunks(slice(0, b), words * self.lookup.outputs.shape[2]):
+                cross[some] = row_squares(self.at(torch.arange(some.start, some.stop)).rows())
+            return cross
+        for some in chunks(slice(0, b), 3 * t * s):
+            inputs, slopes = self.outer.read(some), self.outer.outputs.value[some]
+            places = self.lookup.index[some, None, :].expand(-1, t, -1)
+            products = torch.bmm(inputs, self.lookup.outputs[some].transpose(1, 2))  # [b, T, S]
+            cross[some] = (slopes.gather(2, places) * products).sum(2).sum(1, dtype=torch.float64)
         return (parts + 2 * cross).clamp(min=0)
 
     def doubt(self) -> Tensor | float:
@@ -383,11 +390,66 @@ class Tied:
         return self
 
 
+Keep = Callable[[Piece], Piece]  # chooses the form in which gradients are kept until the step
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class ByGroup:
+    """Gradients of `count` units (records or users) in groups, each with the numbers of its units and their piece."""
+
+    count: int
+    groups: tuple[tuple[Tensor, Piece], ...]
+
+    def squares(self) -> Tensor:
+        return self._joined([piece.squares() for _, piece in self.groups])
+
+    def doubt(self) -> Tensor | float:
+        found = [piece.doubt() for _, piece in self.groups]
+        if not any(isinstance(doubt, Tensor) for doubt in found):
+            return 0.0
+        groups = zip(self.groups, found, strict=True)
+        each = [torch.zeros(len(own), dtype=torch.float64, device=own.device) + doubt for (own, _), doubt in groups]
+        return self._joined(each)
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        own, first = self.groups[0]
+        total = first.weighted(weights[own])
+        for own, piece in self.groups[1:]:
+            total = total + piece.weighted(weights[own])
+        return total
+
+    def rows(self) -> Tensor:
+        return self._joined([piece.rows() for _, piece in self.groups])
+
+    def at(self, index: Tensor) -> ByGroup:
+        found = []
+        for own, piece in self.groups:
+            places = own.new_full((self.count,), -1)
+            places[own] = torch.arange(len(own), device=own.device)
+            kept = places[index] >= 0
+            if bool(kept.any()):
+                found.append((kept.nonzero()[:, 0], piece.at(places[index][kept])))
+        return ByGroup(len(index), tuple(found))
+
+    def compact(self, room: int = 0) -> ByGroup:
+        return self
+
+    def _joined(self, values: Sequence[Tensor]) -> Tensor:
+        found = values[0].new_empty(self.count, *values[0].shape[1:])
+        for (own, _), part in zip(self.groups, values, strict=True):
+            found[own] = part
+        return found
+
+
 def merge_pieces(pieces: Sequence[Piece]) -> Piece:
-    """Return one piece for a parameter that is used several times: gradients of all uses are summed BEFORE the norm."""
+    """Return one piece for a parameter that is used several times; gradients of all uses are summed before the norm."""
     first = pieces[0]
     if len(pieces) == 1:
         return first
+    if isinstance(first, ByGroup) and all(isinstance(piece, ByGroup) for piece in pieces):  # of the same units
+        every = zip(*(piece.groups for piece in pieces if isinstance(piece, ByGroup)), strict=True)
+        return ByGroup(first.count, tuple((uses[0][0], merge_pieces([one for _, one in uses])) for uses in every))
     if isinstance(first, Outer) and all(isinstance(p, Outer) and p.reshape == first.reshape for p in pieces):
         uses = [p for p in pieces if isinstance(p, Outer)]
         slopes = torch.cat([p.outputs.value for p in uses], 1)
@@ -409,10 +471,10 @@ Use = Callable[[Tensor], Pieces]  # from d loss / d output to the pieces of the 
 @codec.hides_values
 @dataclass
 class Call:
-    """One recorded call of a layer: its rule and, after the backward pass, the pieces of its parameters."""
+    """Recorded call of a layer: its rule and, after the backward pass, the pieces of its parameters."""
 
     tape: Tape
-    use: Use | None  # None after the backward pass: what it holds is dropped as soon as the pieces are made
+    use: Use | None  # None after the backward pass, to free its tensors
     shape: tuple[int, ...]
     axis: int = 0
     kept: Tensor | None = None
@@ -420,7 +482,7 @@ class Call:
     found: list[tuple[nn.Parameter, Piece]] = field(default_factory=list)
 
     def add(self, slope: Tensor) -> None:
-        """Make the pieces of this call by its rule, from d loss / d output; refuse an input that was overwritten."""
+        """Make the pieces of this call from the gradient at its output; refuse an input that was overwritten."""
         slope = slope.view(self.shape) if slope.shape != self.shape else slope
         if self.tape.row is not None:
             self.tape.leaked |= self.leaks(slope, self.tape.row)
@@ -435,9 +497,8 @@ class Call:
         with torch.no_grad(), torch.autocast(slope.device.type, enabled=False), ieee_products():
             for parameter, piece in use(wide(slope)):
                 if parameter is not None and parameter.requires_grad:
-                    small = piece.compact(self.tape.room)
-                    self.tape.room -= small.value.numel() if isinstance(small, Rows) and small is not piece else 0
-                    self.found.append((parameter, small))
+                    merge, keep = self.tape.merge, self.tape.keep
+                    self.found.append((parameter, keep(piece) if merge is None else merge(piece, keep)))
 
     def leaks(self, slope: Tensor, own: int) -> bool:
         """Return whether the gradient of one record's loss is nonzero in other records' slices."""
@@ -448,15 +509,15 @@ class Call:
 
 
 class UnrecordableError(PlanError):
-    """Raised if layer rules cannot separate the records, so that the whole model must run record by record."""
+    """Raised if layer rules cannot separate the records of a batch; then the whole model runs record by record."""
 
     def __init__(self, found: str) -> None:
-        fix = "keep the batch as the first axis of every layer's input"
+        fix = "make the batch the first axis of every layer's input, and use parameters in their own layer only"
         super().__init__("per-record", found, "layers with one slice per record", fix)
 
 
 class Watch(torch.autograd.Function):
-    """Identity function whose backward stores the gradient in `call`; `anchor` makes the output differentiable."""
+    """Identity whose backward passes the gradient to `call`; `anchor` makes the output differentiable."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, anchor: Tensor, call: Call) -> Tensor:
@@ -471,7 +532,7 @@ class Watch(torch.autograd.Function):
 
 
 class Copies(torch.autograd.Function):
-    """Expanded view of a parameter, one copy per record; the backward stores the copies' gradients in `call`."""
+    """Expanded view of a parameter, one copy per record; its backward passes the copies' gradients to `call`."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, anchor: Tensor, call: Call, batch: int) -> Tensor:
@@ -485,25 +546,32 @@ class Copies(torch.autograd.Function):
 
 
 class Tape:
-    """Recorded layer calls of one batch; `anchor` is a zero tensor on the model's device."""
+    """Tape of the recorded layer calls of one batch; `anchor` is a zero tensor on the model's device."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.anchor = torch.zeros((), requires_grad=True, device=device)
         self.batch = 0  # records of the next forward pass
-        self.channels_last = False  # images in that order whatever the input's: fast, but `view` may not fit it
+        self.channels_last = False  # whether images are stored channels last: fast, but `view` may fail on them
         self.calls: list[Call] = []
         self.row: int | None = None  # the record whose gradient is computed, while slices are checked
         self.leaked = False  # whether that gradient was nonzero in another record's slice
         self.room = KEPT  # entries of this batch's gradients that may be kept though their factors are smaller
+        self.merge: Callable[[Piece, Keep], Piece] | None = None  # from gradients of records to those of users
+
+    def keep(self, piece: Piece) -> Piece:
+        """Return a piece in the form that takes the least memory, where up to `room` entries are free."""
+        small = piece.compact(self.room)
+        self.room -= small.value.numel() if isinstance(small, Rows) and small is not piece else 0
+        return small
 
     def clear(self) -> None:
-        for call in self.calls:  # the user's loss may hold the calls, and what they hold
+        for call in self.calls:  # the user's loss may still refer to the calls
             call.use, call.kept, call.found = None, None, []
         self.calls, self.room = [], KEPT
         self.anchor.grad = None
 
     def drop_finished(self) -> None:
-        """Discard calls that have had their backward pass."""
+        """Discard the calls whose backward pass is over."""
         for call in self.calls:
             call.found = []
         self.calls = [call for call in self.calls if call.use is not None]
@@ -511,8 +579,8 @@ class Tape:
     def check_slices(self, leaves: Sequence[Tensor], rows: Iterable[int], parameters: Sequence[Tensor] = ()) -> None:
         """Refuse layers in which the gradient of one record's output is nonzero in other records' slices.
 
-        `leaves` are outputs [b, ...]. This finds a rule with the wrong record axis, a layer that mixes
-        records, and a use of `parameters` outside the recorded layers.
+        `leaves` are outputs [b, ...], and `rows` the records to test. This finds a rule with the wrong record axis, a
+        layer that mixes records, and a use of `parameters` outside the recorded layers.
         """
         for row in rows:
             figure = torch.stack([y[row].float().sum() for y in leaves]).sum()
@@ -524,10 +592,10 @@ class Tape:
             if any(slope is not None for slope in slopes[1:]):
                 raise UnrecordableError("a parameter used outside the layer that owns it")
             if self.leaked:
-                raise UnrecordableError("layers whose gradient for one record touches other records")
+                raise UnrecordableError("layers whose gradient for one record is nonzero for other records")
 
     def records(self, x: Tensor, axis: int, tail: int) -> Tensor:
-        """Return x as [b, T, ...] with records first; T merges all other dimensions but the last `tail` - 1."""
+        """Return x as [records, positions, ...]; positions merge all other dimensions but the last `tail` - 1."""
         if axis == 0 and self.batch and x.dim() and len(x) != self.batch and len(x) % self.batch == 0:
             x = x.view(self.batch, -1, *x.shape[1:])  # records times positions, flattened: `leaks` verifies it
         self.check(x, axis, tail)
@@ -544,7 +612,7 @@ class Tape:
     def watch(
         self, output: Tensor, use: Use, kept: Tensor | None = None, axis: int = 0, shape: tuple[int, ...] | None = None
     ) -> Tensor:
-        """Return `output` in `shape` as a new tensor whose gradient will be recorded.
+        """Return a layer's `output` in `shape`, recorded so that the backward pass makes its pieces by `use`.
 
         `kept` is the input that the rule needs unchanged in the backward pass; records lie along `axis`.
         """
@@ -554,7 +622,7 @@ class Tape:
         return watched if shape is None else watched.view(shape)
 
     def copies(self, parameter: nn.Parameter, use: Use) -> Tensor:
-        """Return a copy of a parameter for each record, [b, *shape], whose gradients are recorded."""
+        """Return one copy of a parameter per record, [b, *shape], whose gradients are recorded."""
         self.calls.append(Call(self, use, (self.batch, *parameter.shape)))
         own: Tensor = Copies.apply(parameter.detach(), self.anchor, self.calls[-1], self.batch)  # type: ignore[no-untyped-call]
         return own

@@ -2,12 +2,13 @@
 
     total = sum over ranks r of  sum_{j in rows, j mod size = r} g_j min(1, C / ||g_j||)     all-reduced in float64
 
-The rows of a batch are drawn once for all ranks. A record's gradient is computed whole on one rank, so clipping needs
-no exchange. Noise is added to the sum of all ranks, from one stream that all of them open: its key is a hash of the
-seed in simulation; for release rank 0 takes a new key from the operating system for each stream, and broadcasts it. So
-all ranks hold the same weights, and the release, its event and its cost are those of one process. For a model sharded
-by `fully_shard`, the optimizer keeps each rank's part of parameters and state. Ranks exchange tensors and JSON, and
-unpickle nothing. Called by `private_loop`, `loader`, `account` and `optimizer`.
+g_j is the gradient of record j, C the clip norm and `size` the number of ranks. The rows of a batch are drawn once for
+all ranks. A record's gradient is computed whole on one rank, so clipping needs no exchange. Noise is added to the sum
+of all ranks, from one random stream that all ranks open: in simulation its key is a hash of the seed; with secure noise
+rank 0 takes a new key from the operating system for each stream, and broadcasts it. So all ranks have the same weights,
+and the release, its event and its cost are those of one process. For a model sharded by `fully_shard`, the optimizer of
+a rank has that rank's part of parameters and state. Ranks exchange tensors and JSON, and unpickle nothing. Called by
+dpsgd/private_loop.py, loader.py, account.py and optimizer.py.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sordino.errors import BudgetError, ConfigError, PlanError, RankError
 from sordino.rng import Mode, Secure, Streams, streams
 
 _KEY = 16  # bytes of a stream's key
-_IGNORED = "_ddp_params_and_buffers_to_ignore"  # which DistributedDataParallel reads of the model that it is given
+_IGNORED = "_ddp_params_and_buffers_to_ignore"  # attribute of a model that DistributedDataParallel reads
 _FIX = "remove DistributedDataParallel, or wrap the model before make_private and train the model that it returns"
 
 
@@ -44,27 +45,24 @@ class Ranks:
 
     @classmethod
     def of(cls, model: nn.Module) -> Ranks:
-        """Return the default process group of torch.distributed, where the script has initialised one."""
+        """Return the default process group of torch.distributed; one process if the script initialised none."""
         if not dist.is_available() or not dist.is_initialized():
             return cls()
         return cls(dist.get_rank(), dist.get_world_size(), next(model.parameters()).device)
 
     def streams(self, mode: Mode, seed: int) -> Streams:
-        """Return the random streams, the same on every rank."""
+        """Return the random streams of a loop, which are the same on every rank."""
         return Secure(self._share_key) if mode == "secure" and self.size > 1 else streams(mode, seed)
 
     def seed_torch(self, random: Streams, loop: int) -> None:
-        """Seed torch's generators differently on every rank, since shared dropout masks would make records dependent.
-
-        A record's mask must not depend on which other records are in the batch.
-        """
+        """Seed torch's generators differently on every rank: shared dropout masks would make records dependent."""
         name = os.urandom(16) if random.mode == "secure" else f"{random!r} {loop} {self.rank}".encode()
         torch.manual_seed(int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1)
 
     def own_pieces(self, rows: list[int], width: int | None) -> list[list[int]]:
         """Return this rank's part of a batch in pieces of at most `width` rows, equally many on every rank.
 
-        A row's rank is row modulo ranks, so one record more or less moves no other record to another rank.
+        The rank of a row is its number modulo the number of ranks, so no record changes ranks if another is removed.
         """
         parts = [[row for row in rows if row % self.size == rank] for rank in range(self.size)]
         own, longest = parts[self.rank], max(1, *map(len, parts))
@@ -76,26 +74,26 @@ class Ranks:
             self._together(dist.all_reduce, total)
 
     def compare(self, found: Mapping[str, Any]) -> None:
-        """Refuse ranks whose values in this table differ."""
+        """Refuse to continue if the values in this table are not the same on all ranks."""
         if self.size == 1:
             return
         digests = b"".join(hashlib.sha256(_text(item)).digest() for item in found.values())
-        every = self._gather(_bytes(digests).view(len(found), -1))
+        every = self._gather(bytes_tensor(digests).view(len(found), -1))
         for place, name in enumerate(found):
             other = next((rank for rank, own in enumerate(every) if not torch.equal(own[place], every[0][place])), None)
             if other is not None:
                 fix = "run the same script and files on every rank, and seed all random initialisation"
-                raise ConfigError(f"{name} on rank {other} that differ from rank 0", "equal values", fix)
+                raise ConfigError(f"{name} on rank {other} that differ from rank 0", "the same on all ranks", fix)
 
     def gather(self, found: Any) -> list[Any]:
-        """Return every rank's value of plain data."""
+        """Return the JSON data that every rank passed to this call, by rank."""
         body = _text(found)
         most = max(length for (length,) in self.numbers(len(body)))
-        every = self._gather(_bytes(body.ljust(most)))
+        every = self._gather(bytes_tensor(body.ljust(most)))
         return [json.loads(own.numpy().tobytes()) for own in every]
 
     def numbers(self, *own: int) -> list[list[int]]:
-        """Return every rank's list of whole numbers."""
+        """Return the whole numbers that every rank passed to this call, by rank."""
         return [found.tolist() for found in self._gather(torch.tensor(own))]
 
     def once(self, call: Callable[[], None]) -> None:
@@ -110,11 +108,10 @@ class Ranks:
         if error is not None:
             raise error
         if refused:
-            raise BudgetError(refused[0] or "rank 0 failed without a message")
+            raise BudgetError(refused[0] or "rank 0 failed without a message; see its output")
 
     def _share_key(self, key: int) -> int:
-        """Broadcast rank 0's random key; return it on every rank."""
-        held = _bytes(key.to_bytes(_KEY, "little")).to(self.device)
+        held = bytes_tensor(key.to_bytes(_KEY, "little")).to(self.device)
         self._together(dist.broadcast, held, src=0)
         return int.from_bytes(held.cpu().numpy().tobytes(), "little")
 
@@ -136,7 +133,7 @@ ALONE = Ranks()
 
 
 def call_collective(call: Callable[..., object], *arguments: object, **options: object) -> None:
-    """Call a collective of torch.distributed, and return when gloo's threads hold none of its CPU tensors any more.
+    """Call a collective of torch.distributed, and wait until gloo's threads have released its CPU tensors.
 
     A thread that releases a tensor while the interpreter ends aborts the process.
     """
@@ -148,7 +145,7 @@ def call_collective(call: Callable[..., object], *arguments: object, **options: 
         time.sleep(0)
 
 
-def _bytes(body: bytes) -> Tensor:
+def bytes_tensor(body: bytes) -> Tensor:
     return torch.frombuffer(bytearray(body), dtype=torch.uint8)
 
 
@@ -157,7 +154,7 @@ def _text(item: Any) -> bytes:
 
 
 def weights_digest(model: nn.Module) -> bytes:
-    """Return a hash of all parameters and buffers, by name."""
+    """Return a hash of the names and values of a model's parameters and buffers."""
     found = hashlib.blake2b()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
@@ -166,20 +163,20 @@ def weights_digest(model: nn.Module) -> bytes:
 
 
 def group_options(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the settings of an optimizer, without its parameters."""
+    """Return the options of an optimizer's parameter groups, without the parameters."""
     return [{name: item for name, item in group.items() if name != "params"} for group in groups]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model of a DistributedDataParallel: a private loop sums clipped gradients itself."""
+    """Return the model inside a DistributedDataParallel, since a private loop sums clipped gradients itself."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 class Shards:
-    """Sharded parameters (`fully_shard`) of the optimizer, and the whole parameters of the model.
+    """Sharded parameters (`fully_shard`) of the optimizer, each with the whole parameter of the model.
 
     A record's gradient over all parameters is computed on one rank, so the whole model is gathered once, and after
-    every step. The optimizer gets this rank's part of the noised gradient, and keeps its state for that part alone.
+    every step. The optimizer gets this rank's part of the noised gradient, and has state for that part only.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -209,11 +206,11 @@ class Shards:
                     module._parameters[name] = self.whole[own]
 
     def of(self, parameter: Tensor) -> Tensor:
-        """Return the model's parameter for one of the optimizer."""
+        """Return the model's whole parameter for a parameter of the optimizer."""
         return self.whole.get(parameter, parameter)
 
     def part(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        """Return this rank's part of a whole tensor, as the optimizer's sharded parameter has it."""
+        """Return this rank's part of a whole tensor, sharded like the optimizer's parameter."""
         if parameter not in self.whole:
             return whole
         from torch.distributed.tensor import distribute_tensor
@@ -223,9 +220,7 @@ class Shards:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Context of an optimizer step: copies the model's weights to the shards before, and gathers them from all
-        ranks after.
-        """
+        """Context of an optimizer step: weights are copied to the shards before, and gathered from all ranks after."""
         with torch.no_grad():
             for sharded, whole in self.whole.items():
                 sharded.copy_(self.part(sharded, whole))
@@ -236,7 +231,7 @@ class Shards:
 
 
 def _remove_sharding(part: nn.Module) -> None:
-    """Make a module ordinary that `fully_shard` changed."""
+    """Undo the changes that `fully_shard` made to a module: hooks, attributes and class."""
     state: Any = part._get_fsdp_state()  # type: ignore[operator]
     for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
         handle.remove()
@@ -249,14 +244,12 @@ def _remove_sharding(part: nn.Module) -> None:
     part.__class__ = type(part).__bases__[1]
 
 
-def _sharding_error(
-    found: str, fix: str = "fully_shard(model) over all ranks, or DistributedDataParallel"
-) -> PlanError:
+def _sharding_error(found: str, fix: str = "use fully_shard over all ranks, or DistributedDataParallel") -> PlanError:
     return PlanError("processes", found, "a model that fully_shard has sharded over all ranks, in one precision", fix)
 
 
 class _WrappingRefusal:
-    """Attribute of a private model that makes DistributedDataParallel(model) raise; copies of the model lack it."""
+    """Attribute of a private model that makes DistributedDataParallel(model) raise an error; copies do not have it."""
 
     __slots__ = ()
 
@@ -276,21 +269,20 @@ def wrapping_error() -> PlanError:
 
 
 def refuse_wrapping(model: nn.Module) -> None:
-    """Make DistributedDataParallel(model) raise."""
+    """Make DistributedDataParallel(model) raise an error from now on."""
     setattr(model, _IGNORED, _WrappingRefusal())
 
 
 def allow_wrapping(model: nn.Module) -> None:
-    """Undo `refuse_wrapping`."""
+    """Allow DistributedDataParallel(model) again, after `refuse_wrapping`."""
     vars(model).pop(_IGNORED, None)
 
 
 def refuse_active_wrapper(model: nn.Module) -> None:
-    """Refuse a training pass that DistributedDataParallel runs, or one of a private model that was sharded later."""
+    """Refuse a training pass inside DistributedDataParallel, or of a model that was sharded after make_private."""
     if DistributedDataParallel._active_ddp_module is not None:
         raise wrapping_error()
     if dist.is_initialized() and any("_is_fsdp_managed_module" in vars(part) for part in model.modules()):
         found, needed = "a private model that was sharded afterwards", "a model that is sharded before make_private"
-        raise PlanError(
-            "processes", found, needed, "call fully_shard first, then make the optimizer, then make_private"
-        )
+        fix = "call fully_shard first, then make the optimizer, then make_private"
+        raise PlanError("processes", found, needed, fix)

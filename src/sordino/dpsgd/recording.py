@@ -1,11 +1,11 @@
-"""Recording of a model's training passes inside an ordinary PyTorch loop; used by `PrivateOptimizer`.
+"""Recording of a model's training passes inside an ordinary PyTorch loop. Used by dpsgd/optimizer.py.
 
-The loop runs the graph of the model (`model_graphs`), captured on synthetic records: the user's own forward gets no
-training record, unless it has no graph and the user vouches for it (`CheckedForward`). Only `model.forward`
-is replaced, and the layers only while it runs: copies and pickles of the model are ordinary.
+The loop runs the graph of the model (dpsgd/model_graphs.py), captured on synthetic records. The user's own forward gets
+no training record, unless it has no graph and the user declares it trusted (`CheckedForward`). Only `model.forward` is
+replaced, and the forwards of layers only while it runs: copies and pickles of the model have none of this.
 
 In half precision the factor 1 / b of a mean over b records would be rounded to eight bits, differently for every b: one
-more record would change the sum of the others by up to b / 512 clip norms. So the model's output is converted to
+more record would change the sum of the others by up to b / 512 clip norms. Therefore the model's output is converted to
 float32, where its gradient is multiplied by b.
 """
 
@@ -28,10 +28,11 @@ from sordino.dpsgd.clipped_sum import CheckedForward, ClipGroup, clipped_sum
 from sordino.dpsgd.loader import BatchPiece, InputCheck, PendingBatch
 from sordino.dpsgd.model_graphs import GraphPass, ModelGraphs
 from sordino.dpsgd.own_code import LossCheck, OutputGradient, stale_code, untraceable
-from sordino.dpsgd.pieces import HALF, UnrecordableError, first_length, ieee_products
+from sordino.dpsgd.pieces import HALF, Piece, Rows, UnrecordableError, first_length, ieee_products, sums_in
 from sordino.dpsgd.processes import refuse_active_wrapper
 from sordino.dpsgd.settings import Reduction
 from sordino.dpsgd.state_guard import GradientChangeWarning, ModelGuard
+from sordino.dpsgd.users import Owners
 from sordino.errors import DataError, PlanError
 from sordino.graph import TRUSTED, Grade, UntraceableError
 from sordino.graph.captured import flat
@@ -41,34 +42,33 @@ EVIDENCE: dict[Grade, str] = {
     "by construction": "by the operations of the model's graph, whatever the records hold",
     "per record (vmap)": "the model's graph is run for each record by itself",
 }
-
-
 MEAN_ROUNDING = 2.0**-22  # clip norms that a record's clipped gradient may change by, from a mean over b to b + 1
 
 
 def clip_margin(declared: Reduction, expected: float, *, double: bool, rounding: float = 1.0) -> float:
-    """Return the fraction of the clip norm C reserved for float32 rounding, with `expected` records at once.
+    """Return the fraction of the clip norm C that is reserved for float32 rounding, with `expected` records at once.
 
-    In a mean each record has the factor 1 / b, rounded in float32: one more record changes what each other one adds.
-    Measured: 1.0e-7 C each, in one direction if records are equal, so the sum of 100,000 moved by 1.010 C. The public
-    expected number plus eight standard deviations, times 2^-22, is reserved. A loss that is a sum needs no margin.
-    `rounding` is how much more a message changes than the gradient in it (`Adaptive.rounding`).
+    In a mean over b records each has the factor 1 / b, rounded in float32, so one more record changes the contribution
+    of every other. Measured: by 1.0e-7 C each, in one direction if records are equal, so that the sum of 100,000
+    records changed by 1.010 C. Reserved is the public expected number plus eight standard deviations, times 2^-22. A
+    loss that is a sum needs no margin. `rounding` is a factor by which a message changes more than the gradient in it
+    (`Adaptive.rounding`).
     """
     if declared == "sum" or double:
         return 0.0
     margin = MEAN_ROUNDING * rounding * (expected + 8.0 * math.sqrt(expected))
     if margin > 0.5:
         found = f"a mean over about {expected:,.0f} records at once, too many for float32 rounding"
-        fix = 'reduction = "sum", or max_physical_batch_size = 100_000'
+        fix = 'set reduction="sum", or max_physical_batch_size=100_000'
         raise PlanError("reduction", found, "at most 2,000,000 records at once", fix)
     return margin
 
 
 class _WidenedOutputs(torch.autograd.Function):
-    """Float32 copies of a model's outputs; their backward passes gradients times `scale` to the model's backward.
+    """Float32 copies of a model's outputs, whose backward runs the model's backward on gradients times `scale`.
 
-    The two autograd graphs are separate, so a loss that uses the model not through the copies is a second backward
-    pass, which is refused.
+    The two autograd graphs are separate, so a loss that uses the model's outputs directly is a second backward pass,
+    which is refused.
     """
 
     @staticmethod
@@ -85,7 +85,7 @@ class _WidenedOutputs(torch.autograd.Function):
 
 
 def widen_outputs(output: Any, scale: float) -> Any:
-    """Return the output in float32; gradients are multiplied by `scale` in the backward pass."""
+    """Return a model's output in float32; the backward pass multiplies gradients by `scale`."""
     leaves, form = tree_flatten(output)
     inner = [y for y in leaves if _live(y)]
     anchor = torch.zeros((), requires_grad=True, device=inner[0].device)
@@ -98,9 +98,9 @@ def _live(item: Any) -> bool:
 
 
 class RecordedForward:
-    """The model's `forward` during a private loop; copies and pickles of the model have the user's forward.
+    """Replacement of the model's `forward` during a private loop; copies and pickles have the user's forward.
 
-    Under torch.compile it runs uncompiled, since torch.compile cannot capture the per-record passes.
+    It is not compiled by torch.compile, which cannot capture the per-record passes.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -127,11 +127,11 @@ class RecordedForward:
 
 
 class Recording:
-    """Recorder of a model's per-record gradients in training passes; evaluation runs as usual.
+    """Recorder of a model's per-record gradients in training passes; evaluation passes run as usual.
 
-    While it is attached, backward passes write no `.grad` of the model's parameters. `own_code` says that the user
-    vouches for code without a graph; `rng` chooses the passes in which such code is checked, and `expected` is the
-    public size of what is computed at once.
+    While it is attached, backward passes write no `.grad` of the model's parameters. With `own_code` the user declares
+    code without a graph as trusted; `rng` chooses the passes in which such code is checked. `expected` is the public
+    expected number of records in a pass.
     """
 
     def __init__(
@@ -162,23 +162,24 @@ class Recording:
         self.handles: list[RemovableHandle] = []
         self.current: BatchPiece | None = None
         self.backwards = 0
-        self.other_records: int | None = None  # of a training pass over something else than the loader's batch
+        self.other_records: int | None = None  # length of a training pass that is not over the loader's batch
         self.mean = True  # whether the loss is a mean over the records
-        self.mean_undone: bool | None = None  # before the loss already, where the output is in half precision
-        self.loss_check: LossCheck | None = None  # recognises the loss of the loop, where make_private got none
+        self.mean_undone: bool | None = None  # whether outputs in half precision have undone the mean already
+        self.loss_check: LossCheck | None = None  # recognises the loss of the loop if make_private got none
         self.gradients: list[OutputGradient] = []  # at the outputs of the passes over this batch
         self.outputs: list[Tensor] = []  # of the passes over this batch
+        self.begun: dict[nn.Parameter, Tensor] = {}  # gradient of a user, some of whose records are still to come
         self.tape.anchor.register_post_accumulate_grad_hook(self._count)  # type: ignore[no-untyped-call]
         model.forward = RecordedForward(self)
         self.guard = ModelGuard(model, self.named.values())
         self.warning = GradientChangeWarning(self.named.values())
 
     def names(self) -> dict[str, list[str]]:
-        """Return all names of each trained parameter, by its first one: several where layers share it."""
+        """Return all names of each trained parameter, by its first one; a parameter that layers share has several."""
         return parameter_names(self.model, set(self.named.values()))
 
     def restore(self) -> None:
-        """Detach from the model, which gets its own forward back."""
+        """Stop recording: the model gets its own forward back."""
         self.forget()
         self.guard.remove()
         del self.model.forward
@@ -186,7 +187,6 @@ class Recording:
             self.model.forward = self.own
 
     def _plain(self, inputs: Any) -> Any:
-        """Run the user's forward, or the layer rule that replaces it."""
         now = vars(self.model).get("forward")
         return (self.plain if isinstance(now, RecordedForward) else now)(*inputs[0], **inputs[1])  # type: ignore[misc]
 
@@ -196,16 +196,31 @@ class Recording:
         self.warning.begin()
 
     def clipped_sum(self, groups: Sequence[ClipGroup], scale: float) -> tuple[dict[str, Tensor], Tensor, int]:
-        """Return the clipped sum of the batch by parameter name, norms [groups, b], and how many are not finite."""
+        """Return the batch's clipped gradient sum by parameter name, all norms, and how many norms are not finite."""
+        owners = None if self.current is None else self.current.owners
         with ieee_products():
-            pieces = self.tape.pieces() if self.tape.batch else {}
+            pieces, units = self.tape.pieces() if self.tape.batch else {}, self.tape.batch
             self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]
-            total, norms, finite = clipped_sum(pieces, self.named, self.tape.batch, groups, scale)
+            if owners is not None:
+                units = owners.units if owners.last else 0
+                if not (owners.first and owners.last):
+                    pieces, scale = self._add_part(pieces, owners, scale), 1.0
+            total, norms, finite = clipped_sum(pieces, self.named, units, groups, scale)
         self.forget()
         return total, norms, 0 if finite else int((~norms.isfinite().all(0)).sum())
 
+    def _add_part(self, pieces: dict[nn.Parameter, Piece], owners: Owners, scale: float) -> dict[nn.Parameter, Piece]:
+        """Add a part of a user's gradient to its earlier parts; return the whole gradient after the last part."""
+        held = {} if owners.first else self.begun
+        with torch.no_grad():
+            for parameter, piece in pieces.items():
+                part = piece.rows()[0].double() * scale
+                held[parameter] = held[parameter] + part if parameter in held else part
+        self.begun = {} if owners.last else held
+        return {p: Rows(whole[None].to(sums_in(p))) for p, whole in held.items()} if owners.last else {}
+
     def forget(self) -> None:
-        """Discard everything recorded."""
+        """Discard all recorded passes."""
         for handle in self.handles:
             handle.remove()
         self.handles, self.backwards, self.other_records, self.current = [], 0, None, None
@@ -214,7 +229,7 @@ class Recording:
         self.outside.clear()
 
     def zero(self) -> None:
-        """Discard recorded backward passes; keep a forward pass that has had no backward yet."""
+        """Discard recorded backward passes, but not a forward pass without a backward so far."""
         self.tape.drop_finished()
         self.outside.clear()
         self.backwards, self.other_records = 0, None
@@ -238,7 +253,7 @@ class Recording:
             trained = [(name, p) for name, p in self.named.items() if p.requires_grad]  # some may be frozen since
             self.current, self.handles = piece, [_note_gradient(p, self.outside, name) for name, p in trained]
         self._prepare(args, kwargs, piece)
-        self.tape.batch = size
+        self.tape.batch, self.tape.merge = size, None if piece.owners is None else piece.owners.merge
         output = self._widened(self._pass(args, kwargs) if size else self._empty_pass(args, kwargs), size)
         live = trained_outputs(output, size, needed=False)
         self.outputs += live
@@ -247,9 +262,9 @@ class Recording:
         return output
 
     def _evaluate(self, args: Any, kwargs: Any) -> Any:
-        """Run an evaluation pass by its graph, or by the user's forward, after which no graph is captured."""
+        """Run an evaluation pass by its graph, or by the user's forward; then no graph is captured any more."""
         try:
-            with self._not_noted():
+            with self._without_notes():
                 graph = self.graphs.evaluated(args, kwargs)
         except UntraceableError:
             self.graphs.close()
@@ -257,8 +272,8 @@ class Recording:
         return graph(self.model, *args, **kwargs)
 
     @contextmanager
-    def _not_noted(self) -> Iterator[None]:
-        """Context in which direct parameter gradients are not recorded, for passes over synthetic records."""
+    def _without_notes(self) -> Iterator[None]:
+        """Context in which gradients outside layer rules are not noted, for passes over synthetic records."""
         before = set(self.outside)
         try:
             yield
@@ -267,19 +282,19 @@ class Recording:
             self.outside.update(before)
 
     def prepare(self, tables: Sequence[Tensor]) -> None:
-        """Capture model(x) for records of this shape, before a loop gets its first batch."""
+        """Capture the graph of the model for records like those in `tables`, before the first batch."""
         self.graphs.prepare(tables)
         try:
             self.guard.check()
-        except PlanError as error:  # forward writes: raised at the first pass, as for every other kind of arguments
+        except PlanError as error:  # raised at the first pass, as for arguments that are captured there
             self.error = error
             self.guard.accept()
 
     def refuse_stale(self) -> None:
-        """Refuse a model whose forward was changed since its graph was captured, since the old graph would run."""
+        """Refuse a model whose forward was changed after its graph was captured: the old graph would run."""
         if self.untraced or not self.graphs.training.samples:
             return
-        with self._not_noted():
+        with self._without_notes():
             if not self.graphs.is_stale():
                 return
         if not self.own_code:
@@ -287,26 +302,26 @@ class Recording:
         self.graphs.capture_again()
 
     def _prepare(self, args: Any, kwargs: Any, piece: BatchPiece) -> None:
-        """Choose the graph pass for these arguments, before any record is computed."""
+        """Select the graph for these arguments, before anything is computed on records."""
         if self.error is not None:
             raise self.error
         records = self.inputs.records(flat(args, kwargs)[0], piece.tensors, piece.size)
         try:
-            with self._not_noted():
+            with self._without_notes():
                 self.graph_pass = self.graphs.trained(args, kwargs, records)
         except UntraceableError as error:
             if not self.own_code:
-                needed = "code whose steps do not depend on records, or on anything that it remembers"
-                way = "write it without Python branches on data and without state outside the module"
-                raise untraceable("forward", str(error), needed, way) from None
+                needed = "code whose operations depend neither on records nor on stored values"
+                fix = "write it without Python branches on data and without state outside the module"
+                raise untraceable("forward", str(error), needed, fix) from None
             self.graph_pass, self.untraced = None, str(error)
             self.graphs.close()
             if piece.size:
-                with self._not_noted():
+                with self._without_notes():
                     self.trusted_forward.prepare((args, dict(sorted(kwargs.items()))), piece.size, records)
 
     def _widened(self, output: Any, size: int) -> Any:
-        """Convert half-precision outputs to float32 for the loss; multiply gradients by b before they are rounded."""
+        """Return half-precision outputs in float32, so that the factor 1 / b of a mean is not rounded."""
         half = any(y.dtype in HALF for y in tree_flatten(output)[0] if _live(y))
         if self.mean_undone not in (None, half):
             found = "passes over one batch in half and in full precision"
@@ -321,15 +336,13 @@ class Recording:
         if len(now) != len(self.modules) or any(a is not b for a, b in zip(now, self.modules, strict=True)):
             found = "a model whose layers were changed after make_private"
             fix = "call make_private again (a new certificate)"
-            raise PlanError("loop", found, "the layers of the call of make_private", fix)
+            raise PlanError("loop", found, "the layers that make_private was called with", fix)
         if kwargs.get("labels") is not None:
-            raise PlanError(
-                "reduction",
-                "labels given to the model, which computes a mean over all records of the batch, or over their tokens",
-                "a loss that is a sum or mean of one term per record",
-                'make_private(..., loss="cross_entropy"), or "tokens" for a label per token, and '
-                "optimizer.loss(model(**inputs), labels) with inputs that hold no labels",
-            )
+            found = "labels given to the model, which computes a mean over all records of the batch, or their tokens"
+            needed = "a loss that is a sum or mean of one term per record"
+            fix = 'use make_private(..., loss="cross_entropy"), or "tokens" for a label per token, and '
+            fix += "optimizer.loss(model(**inputs), labels) with inputs that hold no labels"
+            raise PlanError("reduction", found, needed, fix)
         if self.guard.state.note_values():
             self.refuse_stale()
 
@@ -357,15 +370,15 @@ class Recording:
             one = tree_map(lambda x: x.new_zeros(1, *x.shape[1:]) if has_records(x, 0) else x, (args, kwargs))
             return tree_map(lambda y: y[:0] if has_records(y, 1) else y, self._pass(*one))
         finally:
-            trusted.whole, self.tape.batch = whole, 0  # what is recorded is no record's, and summed up nowhere
+            trusted.whole, self.tape.batch = whole, 0  # gradients of the synthetic record are never summed
 
     def evidence(self) -> tuple[str, int]:
-        """Return a text on how records were kept independent in all passes, and the number of independence tests."""
+        """Return how the independence of records was ensured, as text, and the number of independence tests."""
         if not self.untraced:
             return EVIDENCE[self.graphs.grade], 0
         trusted = self.trusted_forward
         if trusted.error is None and not trusted.whole and isinstance(vars(self.model).get("forward"), RecordedForward):
-            with self._not_noted():
+            with self._without_notes():
                 trusted.check_last()
         if trusted.error is not None:
             raise trusted.error
@@ -373,7 +386,7 @@ class Recording:
         return how, trusted.checks.count
 
     def grade(self) -> tuple[Grade, str]:
-        """Return the weaker check result (`sordino.graph`) of model and inputs, and the reason for it."""
+        """Return the weaker of the checks of model and inputs, as a grade of `sordino.graph`, and the reason."""
         if self.untraced:
             return TRUSTED, f"the model's own forward runs on records ({self.untraced})"
         if self.graphs.changed:
@@ -393,9 +406,7 @@ def parameter_names(model: nn.Module, trained: Collection[Tensor]) -> dict[str, 
 
 
 def _note_gradient(parameter: nn.Parameter, outside: set[str], name: str) -> RemovableHandle:
-    """Register a hook that adds `name` to `outside` if autograd computes a gradient of the parameter outside layer
-    rules.
-    """
+    """Register a hook that adds `name` to `outside` if autograd computes a gradient of the parameter itself."""
 
     def note(slope: Tensor) -> None:
         outside.add(name)

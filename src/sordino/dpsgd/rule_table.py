@@ -1,13 +1,13 @@
-"""Table of the rules that record each layer's per-record gradients, chosen by layer type. Used by `model_graphs`.
+"""Table of per-record gradient rules by layer type, and a rule for all other modules. Used by dpsgd/model_graphs.py.
 
-A layer with a rule is one site. Any other module that owns parameters is one site together with all that
-is inside it, run by `VmapRule`: by vmap, or one record at a time where vmap cannot. Each record then gets its own copy
-of the parameters:
+A layer with a rule is one site. Any other module that owns parameters is one site together with all modules inside it,
+and runs by `VmapRule`: by vmap, or one record at a time where vmap fails. Every record j then gets its own copy w_j of
+the parameters w, with output y_j and input x_j:
 
     y_j = f(x_j; w_j) with w_j = w      so   dw_j is the per-record gradient
 
-One forward, so random numbers (dropout) are those of the backward. The copies are an expanded view: only their
-gradients take memory.
+There is one forward pass, so the backward pass sees the same random numbers (dropout). The copies are an expanded view:
+only their gradients use memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TRANSFORMERS = (
 
 @dataclass(frozen=True)
 class Site:
-    """A module that runs by a per-record gradient rule, and the axis of its input along which records lie."""
+    """Module that runs by a per-record gradient rule; records lie along `axis` of its input."""
 
     module: nn.Module
     rule: Rule
@@ -58,7 +58,7 @@ class Site:
 
 
 def sites(model: nn.Module, whole: bool = False) -> list[Site]:
-    """Return the modules of a model that run by a rule; with `whole`, only the model itself."""
+    """Return the modules of a model that run by a per-record gradient rule; with `whole`, the model alone."""
     if whole:
         return [Site(model, VmapRule(model).rule, 0)]
     axes: dict[nn.Module, int] = {}
@@ -71,13 +71,11 @@ def sites(model: nn.Module, whole: bool = False) -> list[Site]:
 
 
 def run_by_rules(tape: Tape, found: Sequence[Site]) -> AbstractContextManager[None]:
-    """Context in which the forward of each found module is replaced by its per-record gradient rule, except under
-    no_grad.
-    """
-    return replaced_forwards([(site.module, _recorded(tape, site)) for site in found])
+    """Context in which the found modules run by their per-record gradient rules instead of forward (not in no_grad)."""
+    return replaced_forwards([(site.module, _forward_by_rule(tape, site)) for site in found])
 
 
-def _recorded(tape: Tape, site: Site) -> Any:
+def _forward_by_rule(tape: Tape, site: Site) -> Any:
     plain = site.module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -102,17 +100,14 @@ def _visit(module: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
 
 
 def _owns(module: nn.Module) -> bool:
-    """Return whether the module itself uses parameters, as a parametrized layer (such as weight norm) does.
-
-    A parameter that an inner layer also holds (a bias under two names) belongs to the inner layer.
-    """
+    """Return whether the module has parameters that no module inside it has, or is parametrized (weight norm)."""
     mine = [p for p in module._parameters.values() if p is not None and p.requires_grad]
     inside = {id(p) for child in module.children() for p in child.parameters()} if mine else set()
     return any(id(p) not in inside for p in mine) or hasattr(module, "parametrizations")
 
 
 def rule_of(module: nn.Module) -> Rule | None:
-    """Return the rule of an unmodified torch layer; None if its forward or its parameters were changed."""
+    """Return the per-record gradient rule of an unmodified torch layer; None for any other module."""
     if hasattr(module, "parametrizations") or module._forward_pre_hooks:  # the latter: old-style weight norm
         return None
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
@@ -125,7 +120,7 @@ def rule_of(module: nn.Module) -> Rule | None:
     return RULES[kinds[0]] if kinds else rules.third_party_rule(module)
 
 
-Dims = Sequence[int | None]  # of each leaf: where records lie; None for what all records share
+Dims = Sequence[int | None]  # axis of the records in every argument; None for an argument that all records share
 _FAILS = (RuntimeError, ValueError, NotImplementedError, UserWarning)  # vmap warns where it would loop slowly
 
 
@@ -138,7 +133,7 @@ def each_record(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims,
 
 
 def by_vmap(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, axis: int) -> Any:
-    """Run a function on each record separately, as `each_record` does, by one call of torch.func.vmap."""
+    """Apply `function` to each record separately by torch.func.vmap, and concatenate the outputs along `axis`."""
     one, forms, moving, places = _flat(function, leaves, dims)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -148,7 +143,7 @@ def by_vmap(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, axi
 
 
 def one_by_one(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, axis: int) -> Any:
-    """Run a function on each record separately, as `each_record` does, by a Python loop."""
+    """Apply `function` to each record separately in a Python loop, and concatenate the outputs along `axis`."""
     one, forms, moving, places = _flat(function, leaves, dims)
     count = moving[0].shape[places[0]]
     rows = [one(*(x.select(d, j) for x, d in zip(moving, places, strict=True))) for j in range(count)]
@@ -158,13 +153,13 @@ def one_by_one(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, 
 def _flat(
     function: Callable[..., Any], leaves: Sequence[Any], dims: Dims
 ) -> tuple[Callable[..., list[Tensor]], list[Any], list[Tensor], list[int]]:
-    """Return `function` on flat tensors of one record, the structure of its output, and the tensors with their dims."""
+    """Return `function` for the tensors of one record, a list that receives its output's structure, tensors, axes."""
     forms: list[Any] = []
 
     def one(*items: Tensor) -> list[Tensor]:
         supply = iter(items)
-        answer = function(*[x if d is None else next(supply) for x, d in zip(leaves, dims, strict=True)])
-        found, form = tree_flatten(answer)
+        result = function(*[x if d is None else next(supply) for x, d in zip(leaves, dims, strict=True)])
+        found, form = tree_flatten(result)
         forms.append(([isinstance(x, Tensor) for x in found], form))
         return [x for x in found if isinstance(x, Tensor)]
 
@@ -173,15 +168,16 @@ def _flat(
 
 
 def _nested(tensors: list[Tensor], is_tensor: list[bool], form: Any) -> Any:
-    """Return tensors in the structure of the output, with None in place of entries that are no tensors."""
+    """Return tensors in the structure `form`, with None for entries that were no tensors."""
     supply = iter(tensors)
     return tree_unflatten([next(supply) if tensor else None for tensor in is_tensor], form)
 
 
 class VmapRule(nn.Module):
-    """Rule for any module: runs each record separately, by vmap or, if vmap fails once, by a loop.
+    """Per-record gradient rule for any module: each record runs separately, by vmap or, if vmap fails once, in a loop.
 
-    `records` marks the arguments that hold records (None: by length); `names` are the parameters to copy per record.
+    `records` marks the arguments that hold records; without it these are the tensors as long as the batch. `names` are
+    the parameters to copy per record, by default all.
     """
 
     def __init__(
@@ -189,7 +185,7 @@ class VmapRule(nn.Module):
     ) -> None:
         super().__init__()
         self.unit, self.records, self.names = unit, records, names
-        self.run: Callable[..., Any] = unit.forward  # past the hooks: they have run already
+        self.run: Callable[..., Any] = unit.forward  # without the hooks, which have run already
         self.batched = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

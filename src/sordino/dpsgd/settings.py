@@ -2,9 +2,9 @@
 
     checksum = sha256( every field of the record but the checksum, tensors by their bytes )
 
-The checksum finds damage and careless edits: a count set to 0, a dropped key, a number of another type, another plan.
-It has no key and can be forged; even then this process (if it took the steps) and the loop's ledger (`account`) count
-the steps taken. Called by `private_loop`, `account` and `optimizer`.
+The checksum finds damage and careless edits: a count set to 0, a missing key, a number of another type, another plan.
+It has no key and can be forged; even then the steps taken are counted by this process, if it took them, and by the
+loop's ledger (dpsgd/account.py). Called by dpsgd/private_loop.py, account.py and optimizer.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from torch.optim import SGD, Optimizer
 from sordino import codec
 from sordino.accounting import calibration
 from sordino.accounting.accountant import check_delta, default_delta, largest_delta
-from sordino.accounting.composition import Participation
+from sordino.accounting.bounds import Protected
+from sordino.accounting.composition import Cost, Participation
 from sordino.accounting.rounding import atleast
 from sordino.certificate.facts import EarlierRun
 from sordino.errors import ConfigError, PlanError, brief_repr
@@ -44,18 +45,19 @@ from sordino.rng import Mode
 
 Reduction = Literal["mean", "sum"]
 Batches = PoissonRecords | RecordsInTurn
-RECORD_DELTA = 1e-5  # accepted of records without an override while records * delta < 1
+RECORD_DELTA = 1e-5  # accepted without an override as long as number of records * delta < 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of a private loop; a round of `plan` is a step:
+    """Settings of a private loop. A round of `plan` is one step, which applies the optimizer to
 
     g = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch
 
-    With `ClipNorms` each group of parameters is clipped by itself, and C is the root of the sum of their squares; z or
-    C may change from step to step. `epsilon` is the target from which the noise multiplier z was calibrated, if any.
-    Under correlated noise row t of C^-1 Z replaces N, and the batches come in one fixed order.
+    with per-record gradients g_j, clip norm C, noise multiplier z and Laplacian smoothing A (by default none). With
+    `ClipNorms` each group of parameters has its own clip norm, and C is the root of the sum of their squares. z or C
+    may change from step to step. `epsilon` is the target to which z was calibrated, if any. Under correlated noise N is
+    replaced by the strategy's noise of that step, and batches follow one fixed order.
     """
 
     plan: Plan
@@ -64,6 +66,17 @@ class Settings:
     seed: int
     reduction: Reduction
     epsilon: float | None = None
+    users: bool = False  # a record of the plan is a user with all records of the data set
+
+    @property
+    def unit(self) -> Protected:
+        """Unit of privacy of the loop: a user if make_private got users, else a record."""
+        return "user" if self.users else "record"
+
+    @property
+    def forecast(self) -> Cost:
+        """Privacy cost of all planned steps."""
+        return replace(self.plan.forecast, unit=self.unit)
 
     @property
     def steps(self) -> int:
@@ -78,7 +91,7 @@ class Settings:
 
     @property
     def clip_norm(self) -> float:
-        """Largest norm of a record's clipped gradient over all parameters; of an adaptive clip norm the first."""
+        """Largest norm of a record's clipped gradient over all parameters; the first one if the clip norm adapts."""
         return at(self.plan.local.clip_norms[0], 0)
 
     @property
@@ -86,7 +99,7 @@ class Settings:
         return cast(Adaptive | None, self.plan.local.adaptive)
 
     def clip_shares(self, named: Mapping[str, Sequence[str]]) -> list[tuple[float, tuple[str, ...]]]:
-        """Return the share of the clip norm, and the parameters, of each group that is clipped by itself.
+        """Return the share of the clip norm, and the parameters, of every group that has its own clip norm.
 
         `named` has all names of each trained parameter, by its first one.
         """
@@ -103,24 +116,23 @@ class Settings:
         return steps_per_epoch(self.records)
 
     def max_steps(self) -> float:
-        """Return the largest number of steps that the target epsilon allows; with correlated noise the planned one."""
+        """Return the largest number of steps within the target epsilon; under correlated noise the planned number."""
         if self.plan.release.correlated:
             return self.steps
         if self.epsilon is None:
             return math.inf
-        found = calibration.rounds(
-            lambda n: self.plan.cost(Participation(n, n)).line("models"), self.epsilon, self.delta
-        )
-        return max(self.steps, found)
+        cost = self.plan.cost
+        allowed = calibration.rounds(lambda n: cost(Participation(n, n)).line("models"), self.epsilon, self.delta)
+        return max(self.steps, allowed)
 
 
 def batches(batch: int, size: int, strategy: Strategy | None) -> Batches:
-    """Return the sampler of Poisson batches or, under correlated noise, of one shuffled order used in every epoch."""
+    """Return the sampler of Poisson batches or, under correlated noise, of batches in one fixed random order."""
     return PoissonRecords(float(batch), (size,)) if strategy is None else RecordsInTurn(batch, (size,))
 
 
 def steps_per_epoch(records: Batches) -> int:
-    """Return round(1 / rate) under Poisson sampling, or the number of whole batches of a fixed order."""
+    """Return the steps of an epoch: round(1 / rate) under Poisson sampling, else the number of whole batches."""
     if isinstance(records, RecordsInTurn):
         return records.size(0) // records.batch
     return max(1, round(1 / records.rate(0)))
@@ -132,13 +144,14 @@ ClipNorm = float | Mapping[str, float] | Adaptive
 def clip_norms(
     clip: Literal["flat", "per_layer"], clip_norm: ClipNorm, named: Mapping[str, Sequence[str]]
 ) -> float | Schedule:
-    """Return the clip norm of a record's gradient, or those of its layers, or of the groups that the user names.
+    """Return the clip norm of a whole gradient, or the clip norms of its layers or of the user's groups.
 
     `named` has all names of each trained parameter, by its first one. A layer is a module that owns parameters; a
     parameter that two layers share belongs to the first.
     """
     if clip not in ("flat", "per_layer"):
-        raise ConfigError(f"clip = {clip!r}", '"flat" (one norm over all parameters) or "per_layer"')
+        needed = '"flat" (one norm over all parameters) or "per_layer"'
+        raise ConfigError(f"clip = {clip!r}", needed, 'set clip="flat"')
     if isinstance(clip_norm, Schedule) and clip_norm.learned and clip == "flat":
         return clip_norm
     if isinstance(clip_norm, Mapping):
@@ -147,7 +160,7 @@ def clip_norms(
             _check_clip_norm(f"clip_norm[{group!r}]", own)
         return ClipNorms(tuple(clip_norm), tuple(float(own) for own in clip_norm.values()))
     if isinstance(clip_norm, Schedule):
-        found, fix = f"clip_norm = {type(clip_norm).__name__} and clip = {clip!r}", 'Adaptive with clip="flat"'
+        found, fix = f"clip_norm = {type(clip_norm).__name__} and clip = {clip!r}", 'use Adaptive with clip="flat"'
         raise ConfigError(found, "a number, a dict of numbers, or Adaptive", fix)
     _check_clip_norm("clip_norm", clip_norm)
     if clip == "flat":
@@ -158,13 +171,14 @@ def clip_norms(
 
 def _check_clip_norm(what: str, clip_norm: Any) -> None:
     if isinstance(clip_norm, bool) or not isinstance(clip_norm, int | float) or not 0 < clip_norm < math.inf:
-        raise ConfigError(f"{what} = {brief_repr(clip_norm)}", "a positive finite number", "1.0 is a good start")
+        raise ConfigError(f"{what} = {brief_repr(clip_norm)}", "a positive finite number", "start with 1.0")
 
 
 def group_parameters(groups: Sequence[str], named: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return the parameters of each group: those whose name is, or begins with, the group's; the longest such counts.
+    """Return the parameters of each clip group: those whose name is, or begins with, the name of the group.
 
-    A parameter with several names belongs to the group of the first name that is in a group.
+    If several groups match, the longest name counts. A parameter with several names belongs to the group of the first
+    name that is in a group.
     """
     found: dict[str, list[str]] = {group: [] for group in groups}
     for first, names in named.items():
@@ -176,27 +190,26 @@ def group_parameters(groups: Sequence[str], named: Mapping[str, Sequence[str]]) 
     empty = next((group for group, own in found.items() if not own), None)
     if empty is not None:
         needed = "names of layers, or prefixes of names, with a trained parameter each"
-        raise ConfigError(f"clip_norm for {empty!r}, which has no trained parameter", needed, "drop it")
+        raise ConfigError(f"clip_norm for {empty!r}, which has no trained parameter", needed, f"remove {empty!r}")
     return found
 
 
 def _owners(name: str, groups: Iterable[str]) -> list[str]:
-    """Return the groups whose name is the parameter's, or a prefix of it, the longest first."""
     return sorted((g for g in groups if g in ("", name) or name.startswith(f"{g}.")), key=len, reverse=True)
 
 
 NoiseMultiplier = float | Sequence[float] | Callable[[int], float] | Schedule
-LEVELS = 64  # different noise multipliers of a schedule: each is one more distribution to compose
+LEVELS = 64  # largest number of different noise multipliers in a schedule: each is one more distribution to compose
 
 
 def noise_schedule(
     noise_multiplier: NoiseMultiplier | None, records: Batches, epochs: int | None, steps: int | None, *, scaled: bool
 ) -> ScheduledNoise | None:
-    """Return the release of a noise multiplier that changes from step to step; None if it does not.
+    """Return the release with a noise multiplier that changes from step to step; None if it is constant.
 
-    A sequence has one entry per step or per epoch, a function takes the number of the step, from 0. Of more than
-    `LEVELS` different values each is rounded up to one of `LEVELS` in geometric progression: that is the noise that
-    runs, and that is charged. With `scaled` only the shape counts: the least value becomes 1.
+    A sequence has one entry per step or per epoch; a function takes the number of the step, from 0. If there are more
+    than `LEVELS` different values, each is rounded up to one of `LEVELS` in geometric progression; the rounded values
+    are used and charged. With `scaled` all values are divided by the least one.
     """
     if noise_multiplier is None or isinstance(noise_multiplier, int | float):
         return None
@@ -206,7 +219,7 @@ def noise_schedule(
     odd = next((t for t, value in enumerate(values) if not positive(value)), None)
     if odd is not None:
         found = f"a noise_multiplier of {brief_repr(values[odd])} in step {odd}"
-        raise ConfigError(found, "a positive finite number in every step")
+        raise ConfigError(found, "a positive finite number in every step", "correct the schedule")
     low, high = min(values), max(values)
     if len(set(values)) > LEVELS:
         level = math.log(high / low) / (LEVELS - 1)
@@ -216,7 +229,6 @@ def noise_schedule(
 
 
 def _values_by_step(given: Sequence[float] | Callable[[int], float] | Schedule, steps: int, epochs: int) -> Any:
-    """Return the value of every planned step as a list of floats."""
     if isinstance(given, Schedule) and not given.learned:
         return [float(given.at(t)) for t in range(steps)]
     if callable(given):
@@ -225,7 +237,7 @@ def _values_by_step(given: Sequence[float] | Callable[[int], float] | Schedule, 
         return [float(given[t * len(given) // steps]) for t in range(steps)]
     length = f" of {len(given)}" if isinstance(given, Sequence) else ""
     needed = f"a number, a function of the step, or one number for each of {steps} steps or {epochs} epochs"
-    raise ConfigError(f"noise_multiplier = a {type(given).__name__}{length}", needed)
+    raise ConfigError(f"noise_multiplier = a {type(given).__name__}{length}", needed, "correct its length or type")
 
 
 def loop_plan(
@@ -239,16 +251,16 @@ def loop_plan(
     prepare: tuple[Preparation, ...] = (),
     schedule: ScheduledNoise | None = None,
 ) -> Plan:
-    """Return the plan of DP-SGD and its variants (recipes/record_level.py) with noise multiplier 1.
+    """Return the plan of a loop of DP-SGD or its variants (recipes/record_level.py), with noise multiplier 1.
 
-    The server optimizer is PyTorch's: it works on noised gradients, so the plan only names it. Bands are optimised for
-    its initial momentum.
+    The plan only names the PyTorch optimizer, which works on noised gradients. The strategy of correlated noise is
+    optimised for its initial momentum.
     """
     learned = isinstance(clip_norm, Schedule) and clip_norm.learned
     if strategy is not None and (schedule is not None or learned):
         found = "a strategy with an adaptive clip norm or a noise_multiplier that changes"
-        needed = "one noise multiplier and one clip norm: later steps take back noise of earlier ones"
-        raise ConfigError(found, needed, "drop the strategy")
+        needed = "one noise multiplier and one clip norm, because the noise is correlated across steps"
+        raise ConfigError(found, needed, "remove the strategy")
     check_length(epochs, steps)
     first, noise = optimizer.param_groups[0], Gaussian(1.0)
     momentum = first["momentum"] if isinstance(optimizer, SGD) and strategy is not None else None
@@ -266,42 +278,42 @@ def loop_plan(
 def calibrate_noise(plan: Plan, epsilon: float | None, noise_multiplier: Any, delta: float) -> Plan:
     """Return the plan with `noise_multiplier`, or with the smallest noise multiplier that costs at most `epsilon`.
 
-    A schedule (`noise_schedule`), which the plan has already, is multiplied by the smallest such factor.
+    If the plan has a schedule of noise multipliers (`noise_schedule`), the schedule is scaled to cost `epsilon`.
     """
     if epsilon is not None and (noise_multiplier is None or plan.release.scheduled):
         return calibration.calibrate(plan, epsilon=epsilon, delta=delta)
     if noise_multiplier is not None and epsilon is None:
         return plan if plan.release.scheduled else calibration.noisier(plan, noise_multiplier)
     found = f"epsilon = {epsilon} and noise_multiplier = {noise_multiplier}"
-    raise ConfigError(found, "exactly one of the two, or epsilon and the shape of a schedule")
+    raise ConfigError(found, "exactly one of the two, or epsilon and a schedule", "remove one of them")
 
 
 def check_length(epochs: int | None, steps: int | None) -> None:
-    """Refuse anything but one whole number of epochs or of steps, of at least 1."""
+    """Refuse a loop length other than one whole number of epochs or of steps, of at least 1."""
     if (epochs is None) == (steps is None):
-        raise ConfigError(f"epochs = {epochs} and steps = {steps}", "exactly one of them")
+        raise ConfigError(f"epochs = {epochs} and steps = {steps}", "exactly one of them", "set epochs=10")
     for name, number in (("epochs", epochs), ("steps", steps)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ConfigError(f"{name} = {number}", "a whole number of at least 1")
+            raise ConfigError(f"{name} = {number}", "a whole number of at least 1", f"set {name}=10")
 
 
-def checked_delta(delta: float | None, population: int, allow_large: bool) -> float:
-    """Return delta, by default min(population^-1.1, 1e-3); refuse a larger one without an override.
+def checked_delta(delta: float | None, population: int, allow_large: bool, units: str = "records") -> float:
+    """Return delta, by default min(population^-1.1, 1e-3); refuse too large a delta unless `allow_large`.
 
-    The largest is population^-1.1, or RECORD_DELTA, the literature's at record level, while population * delta < 1.
+    The largest accepted delta is population^-1.1, or 1e-5 as usual in the literature if population * 1e-5 < 1.
     """
     limit = max(largest_delta(population), RECORD_DELTA if population * RECORD_DELTA < 1 else 0.0)
     found = default_delta(population) if delta is None else delta
     check_delta(found, population, override=True)
     if found > limit * (1 + 1e-9) and not allow_large:
         fix = "lower it, or pass allow_large_delta=True"
-        what = "records^-1.1" if limit == largest_delta(population) else "max(records^-1.1, 1e-5)"
+        what = f"{units}^-1.1" if limit == largest_delta(population) else f"max({units}^-1.1, 1e-5)"
         raise ConfigError(f"delta = {found}", f"at most {what} = {atleast(limit)}", fix)
     return found
 
 
 def first_difference(ours: Settings, stored: Any) -> str:
-    """Return the first setting in which a stored run differs from this one, or an empty text."""
+    """Return a sentence on the first setting in which a stored run differs from this one; empty if none does."""
 
     def text(value: Any) -> str:  # 1, 1.0 and true are three values; of an unknown type only the name counts
         return json.dumps(value, sort_keys=True, default=lambda other: type(other).__name__)
@@ -325,10 +337,9 @@ ALL = np.zeros(1, dtype=np.int64)  # the single client of the plan
 
 
 class NoiseState:
-    """Correlated noise of a loop and its state, which must stay secret: with it, noise of later steps could be
-    subtracted.
+    """Correlated noise of a loop, with its state, which must stay secret: it reveals noise of later steps.
 
-    Each step draws noise once: if the counts of charged steps and of draws differ (a step that failed half-way, a
+    Each step draws noise once. If the numbers of charged steps and of draws differ (a step that failed half-way, a
     checkpoint of another time), the noise would not be the certified one, and the step is refused.
     """
 
@@ -347,7 +358,7 @@ class NoiseState:
         return noised
 
     def state(self) -> dict[str, Any]:
-        """Return a copy of the state for a checkpoint."""
+        """Return a copy of the noise state for a checkpoint."""
         if not self.release.correlated:
             return {}
         return {"secret": {"drawn": self.drawn, **{name: held.clone() for name, held in self.held.items()}}}
@@ -376,7 +387,7 @@ def _kinds(held: dict[str, Any]) -> dict[str, tuple[int, str]]:
 
 
 FORMAT = 2
-MOST_STEPS = 2**31  # that one process can have charged
+MOST_STEPS = 2**31  # largest count of steps of one process
 _NEEDED = "the record that optimizer.state_dict() returned, unchanged"
 _FIX = "load an unchanged copy of the checkpoint, or start a new run (charged steps stay charged)"
 _FIELDS = ("format", "run", "settings", "taken", "checksum")
@@ -386,14 +397,14 @@ _OPTIONAL = ("dataset", "earlier", "secret", "order", "moments", "clip_norm")
 @codec.hides_values
 @dataclass(frozen=True)
 class LoopRecord:
-    """Verified record of a checkpoint: the run id, and the number of steps that each process charged."""
+    """Record of charged steps in a checkpoint, after verification: run id, and number of steps by process."""
 
     run: str
     taken: dict[str, int]
-    dataset: str = ""  # that a ledger charges the loop to
+    dataset: str = ""  # name of the data set in the loop's ledger
     earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
     secret: dict[str, Any] = field(default_factory=dict)  # state of correlated noise
-    order: dict[str, str] = field(default_factory=dict)  # of the data set's rows, under correlated noise
+    order: dict[str, str] = field(default_factory=dict)  # keyed hash of the data set's rows, under correlated noise
     moments: dict[str, Any] = field(default_factory=dict)  # released mean and scale of the records
     clip_norm: float | None = None  # of the next step, where it adapts
 
@@ -405,7 +416,7 @@ def write_record(settings: Settings, run: str, taken: Mapping[str, int], **other
 
 
 def checksum(table: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the canonical JSON of a record without its checksum."""
+    """Return the SHA-256 of a record's canonical JSON, without the field `checksum`."""
     held = {name: _canonical(item) for name, item in table.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
@@ -442,7 +453,7 @@ def read_record(state: Any, settings: Settings) -> LoopRecord:
     odd = [name for name in state if name not in (*_FIELDS, *_OPTIONAL)]
     odd += [name for name in _FIELDS if name not in state]
     if odd:
-        _refuse(f"with or without {brief_repr(odd[0])}, which is not as this version writes it")
+        _refuse(f"in which {brief_repr(odd[0])} is {'missing' if odd[0] in _FIELDS else 'unknown'}")
     if type(state["format"]) is not int or state["format"] != FORMAT:
         _refuse(f"of format {brief_repr(state['format'])}, where this version writes {FORMAT}")
     if not _is_name(state["run"]):
@@ -457,20 +468,20 @@ def read_record(state: Any, settings: Settings) -> LoopRecord:
     earlier: tuple[EarlierRun, ...] = codec.read(tuple[EarlierRun, ...], state.get("earlier", []), "earlier")
     _check_tables(state["taken"], secret, order)
     clip_norm, adaptive = state.get("clip_norm"), settings.adaptive
-    known = adaptive is not None and isinstance(clip_norm, float) and adaptive.allows(clip_norm)
-    if (clip_norm is not None) != (adaptive is not None) or (adaptive is not None and not known):
+    possible = adaptive is not None and isinstance(clip_norm, float) and adaptive.allows(clip_norm)
+    if (clip_norm is not None) != (adaptive is not None) or (adaptive is not None and not possible):
         _refuse(f"with the clip norm {brief_repr(clip_norm)}, which this run cannot have reached")
     moments = state.get("moments", {})
     if not isinstance(moments, Mapping):
-        _refuse("with a mean and scale that are no table")
+        _refuse("with a mean and scale that are not a dict")
     others = dict(secret), dict(order), dict(moments), clip_norm
     return LoopRecord(state["run"], dict(state["taken"]), dataset, earlier, *others)
 
 
 def _check_tables(taken: Any, secret: Any, order: Any) -> None:
-    """Refuse counts that are no whole numbers >= 0, a noise state of other dtypes, and a row order that is no hash."""
+    """Refuse counts that are no whole numbers >= 0, a noise state without tensors, and a row order that is no hash."""
     if not isinstance(taken, Mapping):
-        _refuse(f"with taken = {brief_repr(taken)}, which is no table of counts")
+        _refuse(f"with taken = {brief_repr(taken)}, which is not a dict of counts")
     for name, count in taken.items():
         if not _is_name(name) or type(count) is not int or not 0 <= count <= MOST_STEPS:
             _refuse(f"with {brief_repr(count)} steps of the process {brief_repr(name)}, which is no count of steps")
@@ -481,9 +492,9 @@ def _check_tables(taken: Any, secret: Any, order: Any) -> None:
             _refuse(f"with {brief_repr(name)} of type {type(part).__name__} in the noise state")
     texts = isinstance(order, Mapping) and (not order or set(order) == {"key", "mark"})
     if not texts or not all(isinstance(text, str) and re.fullmatch("[0-9a-f]*", text) for text in order.values()):
-        _refuse("with a mark of the data set's order that is none")
+        _refuse("with a hash of the data set's rows that is invalid")
     if order and len(order["key"]) != 32:
-        _refuse("with a mark of the data set's order that has no key")
+        _refuse("with a hash of the data set's rows that has no key")
 
 
 def _is_name(text: Any) -> bool:

@@ -1,13 +1,14 @@
 """Guards that refuse a model which changed between private steps other than by the private optimizer.
 
 A module may store records anywhere: in frozen parameters, in buffers of any type, in tensors, arrays and numbers among
-its attributes; and a write through `.data` or numpy leaves no trace in a tensor's version. So contents are compared:
+its attributes; and a write through `.data` or numpy does not change a tensor's version counter. So contents are
+compared, by a digest of the memory of every tensor t:
 
-    digest(t) = the blocks of t's memory, each a sum of 8-byte words times random odd numbers, modulo 2^64
+    digest(t) = for every block of the memory, the sum of its 8-byte words times random odd numbers, modulo 2^64
 
-A word that changed changes its block's sum for sure; several changes cancel with probability about 2^-63. Tensors of an
-accelerator are summed where they are, and all their sums are compared by one read. The engines use `StateGuard` between
-clients.
+One changed word always changes the sum of its block; several changes cancel with probability about 2^-63. Tensors on an
+accelerator are summed there, and all their sums are compared by one read. Used by dpsgd/recording.py, and between
+clients by engines/objectives.py.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from sordino.errors import PlanError
 
 _LOG = logging.getLogger("sordino")
 BLOCK = 4096
-_KEY = np.frombuffer(os.urandom(8 * BLOCK), dtype=np.int64) | 1  # only tells contents apart
-_OWN = frozenset(vars(nn.Module())) | {"forward", "state_dict", "load_state_dict"}  # what torch and we keep there
+_KEY = np.frombuffer(os.urandom(8 * BLOCK), dtype=np.int64) | 1  # random odd numbers of the digest
+_OWN = frozenset(vars(nn.Module())) | {"forward", "state_dict", "load_state_dict"}  # attributes of torch and Sordino
 _VALUES = (int, float, str, type(None), bool, complex, bytes)
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
-FEW, SMALL, DEEP = 64, 1 << 22, 4  # items and entries that every check reads; how far attributes of attributes go
+FEW, SMALL, DEEP = 64, 1 << 22, 4  # items, and entries of tensors, that every check reads; depth of nested attributes
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class TensorDigest:
-    """Address, version counter and content digest of a tensor at one time."""
+    """Reference of a tensor: its address and version counter (`place`), and the digest of its content."""
 
     tensor: Tensor
     place: tuple[int, int]
@@ -51,10 +52,9 @@ class TensorDigest:
 
 
 class StateGuard:
-    """Reference state of a module, with which later states are compared; of trained (`moving`) tensors only the
-    address.
+    """Guard that compares a module's state with a reference; of trained (`moving`) tensors only the address.
 
-    `check` reads small tensors and every address; `check(full=True)` reads all.
+    `check` reads the content of small tensors and all addresses; `check(full=True)` reads all contents.
     """
 
     def __init__(self, model: nn.Module, moving: Collection[Tensor] = (), doing: str = "", fix: str = "") -> None:
@@ -75,16 +75,14 @@ class StateGuard:
                 self.marks[name] = self._mark(mark.tensor)
 
     def note_values(self) -> bool:
-        """Accept numbers and strings that the loop set between passes (a schedule); return whether there were any."""
+        """Accept numbers and strings that the loop changed between passes (a schedule); return whether it did."""
         now = {name: item for name, item in module_state(self.model) if isinstance(item, _VALUES)}
         changed = any(name not in self.marks or self.marks[name] != item for name, item in now.items())
         self.marks.update(now)
         return changed
 
     def check(self, full: bool = False, also: DeviceChecks | None = None) -> None:
-        """Refuse a module whose state differs from the reference; checks on an accelerator are added to `also`, if
-        given.
-        """
+        """Refuse a module whose state differs from the reference; add checks on an accelerator to `also` if given."""
         checks = DeviceChecks() if also is None else also
         seen = 0
         for name, item in module_state(self.model, full):
@@ -117,10 +115,9 @@ class StateGuard:
     def _refusal(self, name: str) -> PlanError:
         needed = "a model that stores no records: stored records would be released without noise"
         if "'_original_forward'" in name:  # accelerator.prepare has wrapped the model's forward in autocast
-            fix = 'Accelerator(mixed_precision="no"), and torch.autocast in the loop or a model in bfloat16'
-            return PlanError(
-                "state", f"{name}, which accelerate's mixed precision sets", "the model's own forward", fix
-            )
+            found, needed = f"{name}, which accelerate's mixed precision sets", "the model's own forward"
+            fix = 'use Accelerator(mixed_precision="no"), and torch.autocast in the loop or a model in bfloat16'
+            return PlanError("state", found, needed, fix)
         return PlanError("state", f"{name}, which changed {self.doing}", needed, self.fix)
 
 
@@ -132,7 +129,7 @@ class DeviceChecks:
         self.refusals: list[Callable[[], Exception]] = []
 
     def add(self, passed: Tensor, refusal: Callable[[], Exception]) -> None:
-        """Add a check: a tensor of one boolean, and the error to raise where it is false."""
+        """Add a check: a tensor of one boolean, and the error to raise if it is False."""
         self.passed.append(passed)
         self.refusals.append(refusal)
 
@@ -157,12 +154,12 @@ def _place(tensor: Tensor) -> tuple[int, int]:
 
 
 def _has_no_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor's memory cannot be read: a tensor inside vmap or grad, sparse, or meta."""
+    """Return whether a tensor's memory cannot be read, as inside vmap or grad, or of a sparse or meta tensor."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.layout != torch.strided or tensor.is_meta
 
 
 def digest(item: Any) -> Any:
-    """Return dtype, shape and content of a tensor or an array; the identity of one whose content cannot be read."""
+    """Return dtype, shape and content digest of a tensor or array; its id() if the content cannot be read."""
     if isinstance(item, Tensor):
         if _has_no_memory(item):
             return id(item)
@@ -187,7 +184,7 @@ def digest(item: Any) -> Any:
 
 
 def _device_digest(tensor: Tensor) -> Tensor:
-    """Return sum_i word_i key_i modulo 2^64 over a tensor's 8-byte words, by blocks of blocks."""
+    """Return the digest of a tensor on an accelerator: sums of 8-byte words times the key, summed likewise again."""
     memory = tensor.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
     words = F.pad(memory, (0, -len(memory) % 8)).view(torch.int64)
     key = torch.from_numpy(_KEY).to(tensor.device)
@@ -200,7 +197,7 @@ def _device_digest(tensor: Tensor) -> Tensor:
 def module_state(
     model: nn.Module, full: bool = False, prefix: str = "", known: set[int] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield all state of a module by name: parameters, buffers, and the values, tensors and arrays of attributes."""
+    """Yield name and value of all state of a module: parameters, buffers, and what its attributes hold."""
     known = set() if known is None else known
     for path, module in model.named_modules(prefix=prefix):
         if id(module) in known:
@@ -244,13 +241,13 @@ def _of_attribute(name: str, item: Any, full: bool, known: set[int], depth: int)
 
 
 _FIX = (
-    "remove it, or freeze it in eval mode; what the first pass builds, build before make_private; "
+    "remove it, or freeze it in eval mode; build it before make_private if the first pass builds it; "
     "change weights in the step of the optimizer that you pass in, or by model.load_state_dict"
 )
 
 
 class GuardedMethod:
-    """Wrapped method of a model with callbacks before and after; copies and pickles have the plain method."""
+    """Method of a model with callbacks before and after it; copies and pickles have the plain method."""
 
     def __init__(self, model: nn.Module, name: str, before: Callable[[], None], after: Callable[[], None]) -> None:
         self.model, self.name, self.before, self.after = model, name, before, after
@@ -271,12 +268,12 @@ class GuardedMethod:
 
 
 class ModelGuard:
-    """Guard against changes of a model outside private steps: checked at steps and at `state_dict`."""
+    """Guard against changes of a model outside private steps, which checks at every step and `state_dict`."""
 
     def __init__(self, model: nn.Module, stepped: Iterable[Tensor]) -> None:
         self.state, self.stepped = StateGuard(model, doing="without a step of the private optimizer", fix=_FIX), stepped
-        self.inside = 0  # passes that are running: weights that they load are not the user's
-        self.on_export: Callable[[], None] = lambda: None  # called whenever weights leave by state_dict
+        self.inside = 0  # number of running passes: state that they load is not the user's
+        self.on_export: Callable[[], None] = lambda: None  # called at every state_dict
         calls = {"state_dict": (self._export, lambda: None), "load_state_dict": (lambda: None, self.accept)}
         self.methods = [GuardedMethod(model, name, *calls[name]) for name in calls if name not in vars(model)]
 
@@ -299,7 +296,7 @@ class ModelGuard:
         self.state.note_tensors(list(self.stepped))
 
     def remove(self) -> None:
-        """Check the model a last time, and remove the guard."""
+        """Remove the guard, after a last check of the model."""
         self.check()
         for method in self.methods:
             delattr(method.model, method.name)
@@ -307,17 +304,17 @@ class ModelGuard:
 
 
 class GradientChangeWarning:
-    """Warns once if the loop changes .grad between backward() and step(), where a change has no effect.
+    """Warning, given once, if the loop changes .grad between backward() and step(), which has no effect.
 
     During a private loop .grad holds nothing of the batch: gradients are recorded record by record, and step()
-    replaces .grad by the noised mean. So in place of None the smallest trained parameter is given a .grad of zeros,
-    whose version counter tells of any change in place (clip_grad_norm_ multiplies whatever the norm is), and whose
-    identity tells of a replacement. A change of other parameters' gradients alone goes unnoticed.
+    replaces .grad by the noised mean. So the smallest trained parameter gets a .grad of zeros in place of None: its
+    version counter shows a change in place (clip_grad_norm_ always multiplies), and its identity a replacement. A
+    change of other parameters' gradients alone is not detected.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.watched = min(parameters, key=lambda p: p.numel(), default=None)
-        self.zeros: Tensor | None = None  # the .grad that was put in place of None
+        self.zeros: Tensor | None = None  # the .grad that replaced None
         self.before: tuple[Tensor, int] | None = None  # the .grad after the backward pass, and its version
         self.warned = False
 
@@ -339,7 +336,7 @@ class GradientChangeWarning:
         if changed and not self.warned:
             self.warned = True
             _LOG.warning(
-                "The gradients were changed between backward() and step() (torch.nn.utils.clip_grad_norm_ or the like)."
+                "The gradients were changed between backward() and step(), for instance by clip_grad_norm_."
                 " That has no effect: a private step clips every record's gradient to clip_norm= of make_private, and "
                 "sets .grad itself, noised. Remove the call; to clip tighter, lower clip_norm=."
             )

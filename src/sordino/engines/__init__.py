@@ -1,6 +1,4 @@
-"""Engines, which run the clients of a round: base classes `Engine` and `Worker`, shipped engines, and `add` for new
-ones.
-"""
+"""Engines, which run the clients of a round: base classes, the shipped engines, and `add` to register a new one."""
 
 from __future__ import annotations
 

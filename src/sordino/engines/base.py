@@ -1,4 +1,4 @@
-"""Bases of engines (`Engine`, `Worker`), the values that they exchange with loop.py, and engines by name.
+"""Base classes of engines (`Engine`, `Worker`), the values they exchange with loop.py, and a registry of engine names.
 
 A new engine is a class with `prepare`, whose worker is a class with `collect`; everything else has a default:
 
@@ -10,14 +10,15 @@ A new engine is a class with `prepare`, whose worker is a class with `collect`; 
         def collect(self, job): return so.engines.Collected(total, received=len(job.cohort))
 
 `so.engines.InProcess().prepare(plan, task, streams)` is a worker that computes any part of a cohort by the plan's own
-local solver and encode steps. A name makes it `sordino run --engine mine` and `so.train(engine="mine")`:
+local solver and encode steps. An engine that is registered under the name "mine" is selected by
+`sordino run --engine mine` and `so.train(engine="mine")`:
 
     so.engines.add("mine", Mine)                       # in a script, or in a file that --with names
     [project.entry-points."sordino.engines"]
     mine = "my_package:Mine"                           # in an installed package
 
-`add` takes a class or a function that returns the engine. Its parameters may include `device`, `threads` and `timeout`;
-an option without such a parameter is refused if the user sets it.
+`add` takes a class, or a function that returns the engine. The class or function may have parameters `device`,
+`threads` and `timeout`; where it lacks one, a run that sets the option of that name is refused.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Receipt:
 @codec.hides_values
 @dataclass(frozen=True)
 class Collected:
-    """Sum of a round's encoded messages and the number of messages in it; `diagnostics` are NOT private."""
+    """Result of one round: sum and number of the clients' encoded messages; `diagnostics` are NOT private."""
 
     total: Tensor  # [d'], float64
     received: int
@@ -89,27 +90,29 @@ class Collected:
 
     def check(self, plan: Plan, size: int, cohort: Cohort) -> None:
         """Refuse an impossible sum: unknown clients, a wrong shape, or a norm above the number of messages."""
-        needed = "every client of the cohort at most once, and no other"
+        needed, fix = "messages of clients in the cohort, at most one per client", "correct the engine's `collect`"
         who = self.participants(cohort)
         if len(np.unique(who)) != len(who) or not np.isin(who, cohort).all():
-            raise EngineError("an engine that reports a client twice, or a client outside the cohort", needed)
+            raise EngineError("an engine that reports a client twice, or a client outside the cohort", needed, fix)
         if self.received > len(who) or (self.reported is not None and self.received != len(who)):
-            raise EngineError(f"an engine that reports {self.received} messages of {len(who)} clients", needed)
+            raise EngineError(f"an engine that reports {self.received} messages of {len(who)} clients", needed, fix)
         if tuple(self.total.shape) != (plan.length(size),):
-            raise EngineError(
-                f"a sum of shape {tuple(self.total.shape)}", f"the shape of one message, ({plan.length(size)},)"
-            )
+            found = f"an engine that returns a sum of shape {tuple(self.total.shape)}"
+            raise EngineError(found, f"the shape of one message, ({plan.length(size)},)", fix)
         bound = plan.bound
         if self.noised or not isinstance(bound, Bound) or not bound.finite or bound.unit != "client":
             return
         length = float(self.total.double().norm(p=bound.norm))
         if length > self.received * (1 + 1e-5):
-            found = f"a sum of norm {length:.6g} of {self.received} messages, each of norm at most 1"
-            raise EngineError(found, needed, "correct the engine: such a sum is not covered by the plan's noise")
+            found = f"an engine that returns a sum of norm {length:.6g} of {self.received} messages"
+            raise EngineError(found, "clipped messages of norm at most 1: the plan's noise covers no more", fix)
 
 
 class Worker(ABC):
-    """Runner of one plan on one task, made by an `Engine`. A subclass must define only `collect`."""
+    """Base class of workers, which run the clients of one plan on one task; made by an `Engine`.
+
+    A subclass must define `collect` only.
+    """
 
     device_task: Task | None = None  # the task on the worker's device, where the loop keeps the server's state too
 
@@ -119,7 +122,7 @@ class Worker(ABC):
 
     @property
     def header(self) -> dict[str, str | int]:
-        """Facts on how clients are computed (device, threads, path), for engine.jsonl, not for the certificate."""
+        """Description of how clients are computed (device, threads, path), written to engine.jsonl only."""
         return {"engine": type(self).__name__.lower()}
 
     def load_client_state(self, stored: Mapping[str, Tensor]) -> None:  # noqa: B027
@@ -188,27 +191,27 @@ _ADDED: dict[str, Make] = {}
 def add(name: str, make: Make) -> None:
     """Register an engine under a name; refuse a name that another engine has."""
     if name in (*SHIPPED, "flower") or _ADDED.get(name, make).__qualname__ != make.__qualname__:
-        raise ConfigError(f"a second engine with the name {name!r}", "another name for the new engine")
+        found = f"a second engine with the name {name!r}"
+        raise ConfigError(found, "a name that no other engine has", "register the new engine under another name")
     _ADDED[name] = make
 
 
 def engine_named(name: str, **options: Any) -> Engine:
-    """Return the engine registered under a name, made with `device`, `threads` and `timeout`; refuse an unknown
-    name.
-    """
+    """Return the engine registered under a name, built with the options `device`, `threads` and `timeout`."""
     points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
     known = [*SHIPPED, *_ADDED, *(other for other in points if other not in _ADDED)]
     if name not in known:
-        how = f'sordino.engines.add("{name}", ...) in a file that --with names, or an entry point of {GROUP}'
-        fix = f"{codec.nearest(name, [*known, 'flower'])} A new one: {how}"
+        how = f'call sordino.engines.add("{name}", ...) in a file that --with names, or add an entry point of {GROUP}'
+        fix = f"{codec.nearest(name, [*known, 'flower'])} For an engine of your own {how}"
         raise ConfigError(f"--engine {name}", f"one of {', '.join([*known, 'flower'])}", fix)
     if "threads" in options:  # one unless asked for: two that share a core are far slower
         torch.set_num_threads(max(1, options["threads"]))
     options = {**DEFAULTS, **options}
     if options["threads"] < 1:
-        raise ConfigError(f"--threads {options['threads']}", "at least 1")
+        raise ConfigError(f"--threads {options['threads']}", "at least 1 thread", "remove --threads to use 1")
     if not options["timeout"] > 0:
-        raise ConfigError(f"--timeout {options['timeout']:g}", "seconds above 0")
+        fix = "remove --timeout to wait an hour"
+        raise ConfigError(f"--timeout {options['timeout']:g}", "a number of seconds above 0", fix)
     device_of(options["device"])
     make = SHIPPED.get(name) or _ADDED.get(name) or points[name].load()
     takes = inspect.signature(make).parameters
@@ -219,15 +222,15 @@ def engine_named(name: str, **options: Any) -> Engine:
     made: Any = make(**{key: value for key, value in options.items() if key in takes})
     if not isinstance(made, Engine):
         found = f"--engine {name}, which makes a {type(made).__name__}"
-        raise ConfigError(found, "a subclass of sordino.engines.Engine")
+        raise ConfigError(found, "an engine", "derive its class from sordino.engines.Engine")
     return made
 
 
 def device_of(name: str) -> torch.device:
     """Return the torch device of this name; "auto" is the accelerator that torch finds, else the CPU.
 
-    Under torchrun a name without a number is the device of this process's local rank. Refused: a device that torch
-    cannot use here, and one without float64 (MPS), in which sums and noise are computed.
+    Under torchrun a name without a number, such as "cuda", is the device of this process's local rank. A device that
+    torch cannot use on this machine is refused, and so is one without float64 (MPS), because sums and noise need it.
     """
     try:
         device = torch.device(_accelerator() if name == "auto" else name)
@@ -236,8 +239,8 @@ def device_of(name: str) -> torch.device:
         return torch.empty(0, dtype=torch.float64, device=device).device
     except TypeError:
         found = f"device {name!r}, which has no float64"
-        needed = "float64 for the sums of messages and their noise: no training on this device is supported"
-        raise ConfigError(found, needed, 'device = "cpu"') from None
+        needed = "a device with float64, in which sums of messages and their noise are computed"
+        raise ConfigError(found, needed, 'set device = "cpu"') from None
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         found = f"device {name!r} ({str(error).splitlines()[0]})"
         fix = "leave the device out to use the CPU; under torchrun every process needs a device of its own"

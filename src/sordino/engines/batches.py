@@ -1,4 +1,4 @@
-"""Minibatches of several clients, one per client and local step. Called by inprocess.py and dense_clients.py."""
+"""Minibatches of several clients, one per client and local step. Used by engines/inprocess.py and dense_clients.py."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from sordino.parts.samplers import Cohort
 @codec.hides_values
 @dataclass
 class Reader:
-    """Reader of the clients' records; every minibatch is copied into the same buffer."""
+    """Reader of minibatches from the clients' records; it copies every minibatch into the same buffer."""
 
     clients: Clients
     device: torch.device
     buffer: Tensor | None = None
 
     def batches(self, cohort: Cohort, drawn: list[NDArray[np.int64]]) -> Batches:
-        """Return the minibatches of several clients; drawn[i] [steps, b] are indices into client i's own records."""
+        """Return the minibatches of the cohort's clients.
+
+        `drawn[i]`, of shape [local steps, batch size], holds indices into the records of the cohort's i-th client.
+        """
         steps = max((len(own) for own in drawn), default=0)
         width = max((own.shape[1] for own in drawn), default=1)
         picks = np.full((len(drawn), steps, width), -1, dtype=np.int64)  # -1 where a client has fewer steps or records
@@ -37,7 +40,7 @@ class Reader:
         return Batches(self, self.clients.index[places], picks >= 0)
 
     def gathered(self, where: Tensor) -> Tensor:
-        """Return rows of x on the model's device, in a buffer that the next call overwrites."""
+        """Return the records (inputs only) at indices `where`, in a buffer that the next call overwrites."""
         x, count = self.clients.records.x, where.numel()
         if self.buffer is None or len(self.buffer) < count:
             self.buffer = x.new_empty(count, *x.shape[1:])
@@ -48,11 +51,11 @@ class Reader:
 @codec.hides_values
 @dataclass
 class Batches:
-    """Sequence of minibatches of m clients, one per local step; each is valid until the next one is read."""
+    """Minibatches of m clients, one per local step; a minibatch is overwritten when the next one is read."""
 
     reader: Reader
-    rows: NDArray[np.int64]  # [m, steps, b], rows of the table
-    real: NDArray[np.bool_]  # [m, steps, b], False where a client has no record there
+    rows: NDArray[np.int64]  # [m, steps, batch size], row numbers in the table of all clients' records
+    real: NDArray[np.bool_]  # [m, steps, batch size], False where a client has no record there
 
     @property
     def records(self) -> Records:
@@ -76,5 +79,5 @@ class Batches:
 
 
 def gather(table: Tensor, where: Tensor) -> Tensor:
-    """Return table rows by index: table [n, ...], index [m, b] -> [m, b, ...]."""
+    """Return rows of `table` [n, ...] at the indices `where` [m, b], as a tensor [m, b, ...]."""
     return table.index_select(0, where.reshape(-1)).view(*where.shape, *table.shape[1:])

@@ -1,13 +1,12 @@
 """Checks of a task before round 1 and in every round, and the column histograms that are released before round 1.
 
-Called by loop.py, engines/inprocess.py, runs/ and silos. Gradients are checked on a synthetic record, which reveals
-nobody's data: noise moves every weight that is sent, so a parameter that is not part of the forward pass would look
-trained from outside.
+Called by loop.py, engines/inprocess.py, runs/ and federation/. `check_gradients` uses a synthetic record: noise changes
+every weight that is sent, so a parameter outside the forward pass would look trained.
 
-`LeakCheck` (every round) detects client data stored by model or loss code. `dpsgd.state_guard` compares the state of a
-module, but data may also be stored in a loss, a class, a closure or a list of the script. If such data change an
-output, they leak from one client into the next client's message past clip and noise. So a copy of the model at its
-initial weights is evaluated on a synthetic record twice a round, before anything of the round is released.
+`LeakCheck` detects client data stored by model or loss code, which would enter the next client's message without clip
+or noise. `dpsgd.state_guard` compares the state of a module only, but data may also be stored in a loss, a class, a
+closure or a list of the script. So a copy of the model at its initial weights is evaluated on synthetic records before
+and after the clients of every round.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ from sordino.rng import Seeded, Streams, at_global_rng_state, forked_rng, global
 from sordino.task import Task
 
 _LOG = logging.getLogger("sordino")
-SILENT = 10.0  # clip norms: where the median gradient is longer, the clip would silently replace the loss
+SILENT = 10.0  # largest accepted median gradient norm, in clip norms
 MACHINES = 1e-3  # relative difference of one forward pass between machines or versions of torch
-BEFORE = -1  # round number under which preparations are charged
+BEFORE = -1  # round number under which the releases before round 1 are charged
 
 
 def check_records(plan: Plan, task: Task) -> None:
@@ -72,9 +71,9 @@ def _check_sizes(reads: RecordSampler, task: Task) -> None:
         found = f"silo {who} with {held[first]} records, while the plan declares {declared[first]}"
         pairs = (f"{name} = {size}" for name, size in zip(task.clients.names, held.tolist(), strict=False))
         sizes = f"{{ {', '.join(pairs)} }}" if task.clients.names else str(held.tolist())
-        fix = f"set sizes = {sizes} in [recipe], or in its records, if they may be public"
+        fix = f"set sizes = {sizes} in [recipe], or in the plan's record sampler, if the numbers may be public"
         if task.clients.here is not None:
-            fix = "declare this silo's own size in the plan's records, if it may be public"
+            fix = "declare this silo's number of records in the plan's record sampler, if the number may be public"
         raise DataError(found, "as many records in every silo as the plan declares", fix)
 
 
@@ -82,20 +81,16 @@ def check_layers(model: nn.Module) -> None:
     """Refuse layers without a per-record gradient: layers that mix the records of a batch, and float buffers."""
     for name, part in model.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            found = f"{type(part).__name__} at {name!r}, which mixes the records of a batch"
+            found = f"layer {name!r} of type {type(part).__name__}, which mixes the records of a batch"
             raise PlanError("records", found, "no such layer where the unit of privacy is one record", "use GroupNorm")
     buffers = [slot.name for slot in Layout.of(model).slots if not slot.trainable]
     if buffers:
-        raise PlanError(
-            "records",
-            f"a buffer {buffers[0]!r} that would be trained",
-            "a model without float buffers",
-            "register it as a parameter or with persistent=False",
-        )
+        found, needed = f"a float buffer {buffers[0]!r} that clients would change", "a model without such buffers"
+        raise PlanError("records", found, needed, "register it as a parameter or with persistent=False")
 
 
 def _check_trusted_code(task: Task) -> None:
-    """Refuse user code without a graph whose loss of one record depends on other records, by trials on a model copy."""
+    """Refuse user code without a captured graph if, in trials, other records change the loss of a record."""
     count = min(len(task.clients.index), FEW)
     if not task.program.trusted or count < 2:
         return
@@ -120,14 +115,14 @@ def _check_range(local: LocalSolver, reads: RecordSampler, task: Task) -> None:
     median, reach = float(norms.median()), local.unit(Public(t=0)) * reads.count
     if median > SILENT * reach:
         spread = float(torch.quantile(y.float(), 0.95) - torch.quantile(y.float(), 0.05))
-        long = f"the median gradient is {median / reach:.0f} clip norms long"
-        needed = f"most gradient norms below {SILENT:g} clip norms: otherwise clipping changes almost every gradient"
+        found = f"public targets of range {spread:.3g}, and a median gradient norm of {median / reach:.0f} clip norms"
+        needed = f"a median gradient norm below {SILENT:g} clip norms: otherwise clipping changes almost every gradient"
         fix = f"scale the target to a public range, or raise the clip norm towards {median:.2g}"
-        raise DataError(f"public targets that range over {spread:.3g}: {long}", needed, fix)
+        raise DataError(found, needed, fix)
 
 
 def check_gradients(task: Task) -> None:
-    """Refuse a partly frozen model whose loss depends on no trained tensor; warn where it depends on some only."""
+    """Refuse a partly frozen model whose loss depends on no trained tensor; warn where some have no influence."""
     fixed = any(not parameter.requires_grad for parameter in task.model.parameters())
     lost, count = _unreached(task) if fixed or isinstance(task.model, NamedFieldsModel) else ([], 1)
     if len(lost) == count:
@@ -142,7 +137,7 @@ def check_gradients(task: Task) -> None:
 
 
 def _unreached(task: Task) -> tuple[list[str], int]:
-    """Return names of trained tensors that do not influence a synthetic record's loss, and the number of all."""
+    """Return the names of trained tensors that do not influence the loss of synthetic records, and how many all are."""
     model = copied(task.model).eval()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     sides = (task.clients.records.x, task.clients.records.y)
@@ -178,27 +173,24 @@ class LeakCheck:
         self.reference: list[Tensor] = []
 
     def before(self) -> None:
-        """Check before a round's clients run; user code without a graph may have changed since the last round."""
+        """Check the outputs before a round's clients train; outputs of user code without a graph are only stored."""
         if self.trusted or not self.reference:
             self.reference = self.outputs()
         else:
             self._check()
 
     def after(self) -> None:
-        """Check after a round's clients ran: user code without a graph must give the same outputs as before."""
+        """Check after a round's clients trained that user code without a graph gives the same outputs as before."""
         if self.trusted:
             self._check()
 
     def _check(self) -> None:
-        """Refuse code whose outputs changed. Code that now raises is accepted if its captured graph runs on the
-        records.
-        """
-        now = self.outputs()
+        now = self.outputs()  # empty if the code raises: then its captured graph decides
         if self.reference and (now or self.trusted) and not relative_distance(self.reference, now) <= SAME:
             found = "a model or a loss whose output for a synthetic record has changed since the first round"
             needed = "code that stores no records: stored records would enter the next client's message without noise"
-            fix = "remove counters, running averages and schedules from model and loss, "
-            raise PlanError("state", found, needed, f"{fix}and take random numbers from torch")
+            fix = "remove counters, running averages and schedules from model and loss; draw random numbers with torch"
+            raise PlanError("state", found, needed, fix)
 
     def outputs(self) -> list[Tensor]:
         """Return scores and loss of the synthetic records; an empty list where the model cannot run on such records."""
@@ -223,7 +215,7 @@ class LeakCheck:
 
 
 def model_answers(task: Task) -> tuple[float, ...]:
-    """Return a fingerprint of model and loss: outputs for synthetic records at fixed public weights."""
+    """Return a fingerprint of model and loss: their outputs for synthetic records at fixed public weights."""
     check = LeakCheck(task)
     task.layout.load(check.model, torch.linspace(-0.1, 0.1, task.layout.size, device=task.device))
     return tuple(value for part in check.outputs() for value in part.double().flatten()[:16].tolist())
@@ -235,7 +227,7 @@ def same_answers(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 # ---- column histograms ----------------------------------------------------------------------------------------------
-# charge  ->  each message + noise (or their sum + noise, with a trusted curator)  ->  State.public_state  ->  records
+# charge  ->  messages + noise (with a trusted curator: sum + noise)  ->  State.public_state  ->  scaled records
 
 
 def check_prepared(plan: Plan, task: Task) -> None:
@@ -245,16 +237,15 @@ def check_prepared(plan: Plan, task: Task) -> None:
     if asked == accounted:
         return
     wrong = sorted(name for name in {*asked, *accounted} if asked.get(name) != accounted.get(name))[0]
-    found = f"column {wrong!r}, whose histogram " + (
-        "is not in the plan's cost" if wrong not in accounted else "the task does not wait for, or in another form"
-    )
-    raise DataError(found, "the same column histograms in plan and task", "build both from one configuration file")
+    other = "the plan does not charge" if wrong not in accounted else "the task does not need, or needs in another form"
+    needed, fix = "the same column histograms in plan and task", "build both from one configuration file"
+    raise DataError(f"column {wrong!r}, whose histogram {other}", needed, fix)
 
 
 def prepare_columns(
     plan: Plan, task: Task, streams: Streams, charge: Callable[[int, None], None], state: State
 ) -> tuple[Task, State]:
-    """Scale the task's columns by noised histograms, which are charged and released first unless `state` holds them."""
+    """Scale the task's columns by noised histograms; charge and release the histograms first if `state` has none."""
     if not plan.prepare:
         return task, state
     if not released_histograms(state):
@@ -271,12 +262,15 @@ def prepare_columns(
 
 def released_histograms(state: State) -> dict[str, Values]:
     """Return the noised histograms stored in a run's state, by column."""
-    kept = {name.removeprefix(PREPARED): held for name, held in state.public_state.items() if name.startswith(PREPARED)}
-    return {name: held.double().numpy() for name, held in kept.items()}
+    stored = state.public_state.items()
+    return {name.removeprefix(PREPARED): t.double().numpy() for name, t in stored if name.startswith(PREPARED)}
 
 
 def noised_histogram(plan: Plan, part: Preparation, held: Iterable[Values], streams: Streams) -> Tensor:
-    """Return the noised sum of all clients' histograms; a curator noises the sum, else every client its own."""
+    """Return the noised sum of all clients' histograms.
+
+    With a trusted curator one noise is added to the sum; otherwise every client adds noise to its own histogram.
+    """
     noise, trusted = part.noise(plan.forecast.lines[0].relation), has_curator(plan.unit, plan.release)
 
     def noised(message: Values, client: int) -> Tensor:
@@ -302,7 +296,10 @@ def scaled(task: Task, found: Mapping[str, Values]) -> Task:
 
 
 def column_scales(task: Task, state: State) -> dict[str, Any]:
-    """Return every column's scaling constants, read from its released histogram; new rows need the same constants."""
+    """Return the constants by which every column is scaled, computed from its released histogram.
+
+    New records must be scaled by the same constants before the trained model is used on them.
+    """
     found = released_histograms(state)
     totals = {one.release.column: (one, found[one.release.column]) for one in task.waiting}
     return {name: {**one.read(total), "noised_histogram": total.tolist()} for name, (one, total) in totals.items()}

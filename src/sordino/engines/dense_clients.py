@@ -1,6 +1,6 @@
 """Objectives with an explicit gradient formula for a chunk of clients: chains of dense layers, and linear models.
 
-The table in engines/objectives.py chooses them. They use neither autograd nor copies of the module.
+Selected by `PATHS` in engines/objectives.py. They use neither autograd nor copies of the module.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Layer = tuple[Tensor, Tensor | None]  # weights [m, o, i] and biases [m, 1, o] o
 
 @dataclass(frozen=True)
 class Stage:
-    """One Linear layer of a chain: slices of weight and bias in the flat parameter row, and the activation after it."""
+    """Linear layer of a chain: its sizes, the offsets of weight and bias in a flat parameter vector, its activation."""
 
     outputs: int
     inputs: int
@@ -48,18 +48,18 @@ class Stage:
     activation: type[nn.Module] | None  # None after the last layer
 
     def of(self, rows: Tensor) -> Layer:
-        """Return views of the layer's weights and biases in parameter rows [m, d], one client per row."""
+        """Return views of the layer's weights and biases in the flat parameters [m, d] of m clients."""
         weight = rows[:, self.weight : self.weight + self.outputs * self.inputs].view(-1, self.outputs, self.inputs)
         return weight, None if self.bias is None else rows[:, None, self.bias : self.bias + self.outputs]
 
     def sizes(self, a: Tensor, norm: Norm) -> Tensor:
-        """Return ||(a, 1)|| of the layer's inputs a [..., i]; ||a|| for a layer without bias."""
+        """Return the norm of (a, 1) for every input a of the layer, or of a alone for a layer without bias."""
         sizes = lengths(a, norm)
         return sizes if self.bias is None else (sizes.square() + 1).sqrt() if norm == 2 else sizes + 1
 
 
 class Copies:
-    """Base of objectives with one flat parameter row per client, [m, d], each a copy of the model at the start."""
+    """Base class of objectives with one flat parameter vector per client, each a copy of the round's start."""
 
     layout: Layout
 
@@ -83,6 +83,7 @@ class Copies:
 class DenseClients(Copies):
     """Gradients of m clients for a chain of Linear layers with ReLU, Tanh or Sigmoid, and a loss with known derivative.
 
+    Layer l = 1..L has weights W_l, bias c_l, activation h and gradients dW_l, dc_l of the mean loss of n records x:
     a_0 = x;  z_l = a_(l-1) W_l^T + c_l;  a_l = h(z_l);      r_L = d loss / d z_L;  r_(l-1) = (r_l W_l) * h'(z_(l-1))
     dW_l = r_l^T a_(l-1) / n,  dc_l = sum r_l / n
     In every layer one record's gradient is the outer product of r_l and (a_(l-1), 1), so its norm is the product of
@@ -97,14 +98,14 @@ class DenseClients(Copies):
         self.kernel = kernels.AVAILABLE and len(self.stages) == 1 and type(self.loss) in CODES and single
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
-        """Return the gradients [m, d] of each client's mean loss, in a buffer that the next call overwrites."""
+        """Return the gradient of each client's mean loss at that client's row of `w`; the next call overwrites it."""
         layers = [stage.of(w) for stage in self.stages]
         inputs, scores = self._forward(layers, batch)
         last = mean_shares(self.slope(scores, batch.y), batch)
         return self._written(w, inputs, self._residuals(layers, inputs, last))
 
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
-        """Run SGD, w <- (1 - lr decay) w - lr gradient, over the batches; matrix products update w in place."""
+        """Run SGD, w <- (1 - lr decay) w - lr gradient, one step per batch; matrix products update w in place."""
         rows = self.place(start, clients)
         layers = [(w.clone(), c if c is None else c.clone()) for w, c in (stage.of(rows) for stage in self.stages)]
         for batch in batches:
@@ -127,7 +128,7 @@ class DenseClients(Copies):
 
     @ieee_products()
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
-        """Return each client's sum [m, d] of clipped per-record gradients; masked and non-finite ones count as zero."""
+        """Return each client's sum of clipped per-record gradients; masked and non-finite gradients count as zero."""
         layers = [stage.of(w) for stage in self.stages]
         inputs, scores = self._forward(layers, batch)
         residuals = self._residuals(layers, inputs, self.slopes_at(scores, batch.y, inputs[-1], ball))
@@ -149,14 +150,13 @@ class DenseClients(Copies):
         return sums
 
     def slopes_at(self, scores: Tensor, y: Tensor, x: Tensor, ball: Ball) -> Tensor:
-        """Return d loss / d scores, or that of the loss's Moreau envelope if `ball` asks for it."""
+        """Return the derivative of the loss, or of its Moreau envelope if `ball` asks for it, by the model's scores."""
         if ball.envelope is None:
             return self.slope(scores, y)
         squares = self.stages[0].sizes(x, 2).square()[..., None]
         return self.loss.envelope(scores, y, ball.envelope.beta / squares)
 
     def _forward(self, layers: list[Layer], batch: Batch) -> tuple[list[Tensor], Tensor]:
-        """Return every layer's input, a_0 to a_(L-1), and the scores."""
         a, inputs = batch.x.reshape(*batch.x.shape[:2], -1), []
         for stage, (weight, bias) in zip(self.stages, layers, strict=True):
             inputs.append(a)
@@ -170,7 +170,6 @@ class DenseClients(Copies):
         return inputs, a
 
     def _residuals(self, layers: list[Layer], inputs: list[Tensor], last: Tensor) -> list[Tensor]:
-        """Return d loss / d z of every layer, r_1 to r_L."""
         found = [last]
         for i in range(len(layers) - 1, 0, -1):
             activation = self.stages[i - 1].activation
@@ -195,7 +194,8 @@ class DenseClients(Copies):
 class LinearClients(DenseClients):
     """Gradients of m clients for one Linear layer, compiled if numba is installed; supports Moreau envelopes.
 
-    z = x W^T + c;  r = d loss / d z, e.g. softmax(z) - onehot(y);   dW = r^T x / n,  dc = sum r / n
+    Scores of n records x with targets y: z = x W^T + c. Derivatives: r = d loss / d z, e.g. softmax(z) - onehot(y).
+    Gradients of weights W and bias c: dW = r^T x / n, dc = sum r / n.
     """
 
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
@@ -215,7 +215,7 @@ class LinearClients(DenseClients):
         return torch.cat([weight.flatten(1), bias], 1)
 
     def table(self, records: Records, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[Any]]:
-        """Return records and targets as arrays; refuse class labels in `rows` outside the model's number of scores."""
+        """Return all records and targets as arrays; refuse records `rows` with a class label that the model lacks."""
         x, y = records.x.view(len(records), -1), records.y.reshape(len(records), -1).numpy()
         labels, classes = y[rows], self.stages[0].outputs
         if self.loss.targets == "class" and labels.size and not 0 <= labels.min() <= labels.max() < classes:
@@ -225,12 +225,12 @@ class LinearClients(DenseClients):
 
     @property
     def code(self) -> tuple[int, np.float32]:
-        """Number of the loss in kernels/linear.py, and tau of a quantile loss."""
+        """Number of the loss in kernels/linear.py, and the level tau of a quantile loss."""
         return CODES[type(self.loss)], np.float32(getattr(self.loss, "tau", 0))
 
 
 def sum_of_outer(residual: Tensor, x: Tensor) -> Tensor:
-    """Return sum_j r_j x_j^T of records [m, b, ...]; sums of many records are taken in float64."""
+    """Return each client's sum of outer products r_j x_j^T over its records j; long sums are taken in float64."""
 
     def product(some: slice, cast: Cast, out: Tensor | None) -> Tensor:
         return torch.bmm(cast(residual[:, some].transpose(1, 2)), cast(x[:, some]), out=out)
@@ -239,7 +239,7 @@ def sum_of_outer(residual: Tensor, x: Tensor) -> Tensor:
 
 
 def mean_shares(residual: Tensor, batch: Batch) -> Tensor:
-    """Divide residuals in place by the number of their client's records; masked records get zero."""
+    """Divide the records' loss derivatives in place by their client's number of records; masked ones become zero."""
     if batch.mask is None:
         return residual.mul_(1 / residual.shape[1])
     count = batch.mask.sum(1, keepdim=True).clamp(min=1)
@@ -255,7 +255,7 @@ def finite(x: Tensor, sizes: Tensor) -> Tensor:
 
 
 def dense_stages(task: Task) -> list[Stage]:
-    """Return the layers of a model that is a chain of trained Linear layers and activations, else []."""
+    """Return the layers of a model that is a chain of trained Linear layers and activations; [] for other models."""
     whole = task.program.chain
     parts = [part for part in whole if type(part) is not nn.Flatten]
     layers, curves = parts[::2], parts[1::2]

@@ -1,10 +1,10 @@
-"""The distributed engine: every rank (process) runs a share of the cohort, and one reduction per round sums all shares.
+"""Distributed engine: every rank (process) runs a share of the cohort, and one reduction per round sums all shares.
 
-    order (cohort), start  --broadcast-->  rank r: sum of its clients' messages  --reduce-->  rank 0: total
+    cohort and model  --broadcast-->  rank r: sum of its clients' messages  --reduce-->  rank 0: total
 
-Built on torch.distributed; called by engines/base.py. Rank 0 alone draws the cohort and the noise of a release,
-charges, steps and writes. The other ranks draw only a client's own random numbers: its batches, its dropout, and the
-noise that a local solver adds.
+Built on torch.distributed; used by engines/base.py. Rank 0 alone draws the cohort and the noise of a release, charges
+the round, updates the model and writes files. The other ranks draw only a client's own random numbers: its batches, its
+dropout, and the noise that a local solver adds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from sordino.data.clients import Records
 from sordino.data.metrics import figures
-from sordino.dpsgd.processes import call_collective
+from sordino.dpsgd.processes import bytes_tensor, call_collective
 from sordino.engines.base import CPU, ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess, InProcessWorker, update_figures
 from sordino.engines.messages import END, Limits, Order
@@ -43,7 +43,7 @@ from sordino.rng import Streams
 from sordino.task import Task, sums_of
 from sordino.version import RANK, RENDEZVOUS
 
-STORE_SECONDS = 20.0  # within which a store that listens answers, however busy the machine
+STORE_SECONDS = 20.0  # within which torch's store replies on a busy machine
 
 
 class Served(SystemExit):
@@ -57,13 +57,12 @@ class Served(SystemExit):
 class Distributed(Engine):
     """Engine in which every rank runs its share of each cohort as the `InProcess` engine does.
 
-    For processes started by torchrun or `sordino run --workers`. Rank 0 runs the whole script; in the
-    other ranks `prepare` computes rank 0's requests and then ends the process (`Served`).
-    Guarantee: with one seed the result is that of `InProcess` up to the rounding of a sum (1e-5), for any number of
-    ranks, because every random stream is keyed by (round, purpose, client); and the certificate is the same, because
-    draws, charges and releases are.
-    Like `InProcess` it simulates a secure sum and a shuffler: all ranks belong to one operator, and
-    a rank's partial sum is as sensitive as the records that it was computed from.
+    The processes are started by torchrun or `sordino run --workers`. Rank 0 runs the whole script; in the other ranks
+    `prepare` computes rank 0's requests and then ends the process (`Served`).
+    Guarantee: with the same seed the result is that of `InProcess` up to the rounding of a sum (1e-5), for any number
+    of ranks, because every random stream is keyed by (round, purpose, client). The certificate is the same.
+    Like `InProcess` this engine simulates a secure sum and a shuffler: all ranks belong to one operator, and a rank's
+    partial sum is as sensitive as the records that it was computed from.
     """
 
     each: InProcess = field(default_factory=InProcess)
@@ -91,7 +90,7 @@ class Distributed(Engine):
 
 
 def _fingerprint(plan: Plan, task: Task, streams: Streams) -> bytes:
-    """Return the SHA-256 of what must be equal on every rank: plan, partition, model, a sample of the records, seed."""
+    """Return a SHA-256 that must agree on all ranks: of plan, partition, model, a sample of the records, and seed."""
     clients, found = task.clients, hashlib.sha256(f"{plan.hash} {streams.mode}".encode())
     found.update(str(getattr(streams, "seed", "")).encode())
     x, y = clients.records.x, clients.records.y
@@ -146,7 +145,7 @@ class Rank(Worker):
         return figures(self._lead(Order(), model)[0].cpu())
 
     def close(self) -> None:
-        """End the other ranks; after a failure nothing is sent, and the others see the closed connection."""
+        """End the other ranks; after a failure nothing is sent, and the other ranks see the closed connection."""
         if self.idle:
             with suppress(RankError):  # a rank that is gone is not needed any more
                 self.group.send(END)
@@ -167,7 +166,7 @@ class Rank(Worker):
             try:
                 order = limits.read(self.group.receive(limits.most))
             except DataError:
-                raise self.group.bad_message("what is no order") from None
+                raise self.group.bad_message("bytes that are no order") from None
             if order is None:
                 return
             if order.public is not None:  # it was read on the CPU
@@ -175,7 +174,7 @@ class Rank(Worker):
             self._do(order, self.group.share(torch.empty(self.task.layout.size)))
 
     def _do(self, order: Order, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute one request; return the two summed vectors (messages, norms), which are complete on rank 0 only."""
+        """Compute one request; return the sums over all ranks (messages, norms), which are complete on rank 0 only."""
         if order.public is None or order.cohort is None:
             parts = self._evaluate_share(vector)
         else:
@@ -184,7 +183,7 @@ class Rank(Worker):
         return both[: len(parts[0])], both[len(parts[0]) :]
 
     def _run_share(self, job: ClientJob) -> tuple[Tensor, Tensor]:
-        """Return this rank's sum of messages [d'], and its number of clients followed by their norms."""
+        """Return this rank's sum of messages, and a vector of its number of clients followed by their update norms."""
         cut = equal_shares(self.costs[job.cohort], self.group.size)
         before, own = sum(map(len, cut[: self.group.rank])), job.cohort[cut[self.group.rank]]
         with self.group.own_work(f"round {job.public.t + 1}"):
@@ -197,7 +196,7 @@ class Rank(Worker):
         return total, rest
 
     def _evaluate_share(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the metric sums over this rank's test records; zeros for a rank without test records."""
+        """Return sums of metrics over this rank's test records; zeros for a rank without test records."""
         test = self.task.test
         assert test is not None
         cut = zip(*(side.tensor_split(self.group.size) for side in (test.x, test.y)), strict=True)
@@ -217,19 +216,19 @@ def own_rank() -> int:
     if dist.is_initialized():
         return dist.get_rank()
     if not os.environ.keys() >= RANK:
-        found, fix = "a process without a rank", "sordino run --workers 2, or torchrun --nproc-per-node 2 ..."
-        raise EngineError(found, "a process that torchrun or --workers started", fix)
+        fix = "run `sordino run --workers 2`, or `torchrun --nproc-per-node 2 ...`"
+        raise EngineError("a process without a rank", "a process that torchrun or --workers started", fix)
     return int(os.environ["RANK"])
 
 
 @dataclass(frozen=True)
 class Group:
-    """Process group of all ranks; every rank makes every call, and a lost rank raises `RankError` in the others."""
+    """Process group of all ranks. Every rank makes every call; if a rank ends, the others raise `RankError`."""
 
     rank: int
     size: int
     device: torch.device
-    store: Any = None  # torch's; None where the script made the process group itself
+    store: Any = None  # key-value store of torch.distributed; None if the script made the process group itself
 
     @property
     def backend(self) -> str:
@@ -238,20 +237,21 @@ class Group:
     def send(self, body: bytes) -> None:
         """Send bytes from rank 0 to every rank, their length first; nothing is pickled."""
         self._together(dist.broadcast, torch.tensor([len(body)], device=self.device), src=0)
-        self._together(dist.broadcast, _bytes(body).to(self.device), src=0)
+        self._together(dist.broadcast, bytes_tensor(body).to(self.device), src=0)
 
     def receive(self, most: int) -> bytes:
         """Receive rank 0's bytes; refuse more than `most` of them before they arrive."""
         length = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._together(dist.broadcast, length, src=0)
         if not 0 < int(length) <= most:
-            raise self.bad_message("an order of a length that none has")
+            raise self.bad_message("an order of an impossible length")
         body = torch.empty(int(length), dtype=torch.uint8, device=self.device)
         self._together(dist.broadcast, body, src=0)
         return body.cpu().numpy().tobytes()
 
     def bad_message(self, what: str) -> RankError:
-        return RankError(f"rank {self.rank} of {self.size} received {what}; is another program on its network port?")
+        found = f"rank {self.rank} of {self.size} received {what}"
+        return RankError(f"{found}; check that no other program uses its network port")
 
     def share(self, vector: Tensor) -> Tensor:
         """Broadcast rank 0's `vector` into the vectors of the other ranks."""
@@ -266,7 +266,7 @@ class Group:
 
     def compare(self, fingerprint: bytes) -> None:
         """Refuse ranks whose fingerprints of plan, model and data differ."""
-        own = _bytes(fingerprint).to(self.device)
+        own = bytes_tensor(fingerprint).to(self.device)
         every = [torch.empty_like(own) for _ in range(self.size)]
         self._together(dist.all_gather, every, own)
         other = next((rank for rank, found in enumerate(every) if not torch.equal(found, every[0])), None)
@@ -283,7 +283,6 @@ class Group:
             raise self.lost("was not heard of in time" if late else "is gone") from error
 
     def lost(self, what: str) -> RankError:
-        """Return the error for another rank that has ended; with two ranks the sentence gives its number."""
         other = f"rank {1 - self.rank} of 2" if self.size == 2 else f"one of {self.size} ranks"
         return RankError(f"{other} {what} (noticed by rank {self.rank})", lost=True, said=not self._is_first())
 
@@ -311,13 +310,9 @@ class Group:
             raise RankError(f"rank {self.rank} of {self.size} failed in {where} ({reason})") from error
 
 
-def _bytes(body: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(body), dtype=torch.uint8)
-
-
 @cache
 def join(device: torch.device, timeout: float) -> Group:
-    """Join the other ranks, once per process; `timeout` is how long one rank waits for another in one call."""
+    """Join the other ranks, once per process; one rank waits at most `timeout` seconds for another in one call."""
     rank = own_rank()
     if dist.is_initialized():
         return Group(rank, dist.get_world_size(), device)
@@ -334,7 +329,7 @@ def join(device: torch.device, timeout: float) -> Group:
     if rank == 0 and RENDEZVOUS not in os.environ:  # torchrun ends the ranks that are left when one has failed
 
         def terminated(*_: object) -> None:
-            raise group.lost("has ended, or this one was told to")
+            raise group.lost("has ended, or this rank received SIGTERM")
 
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
@@ -343,8 +338,8 @@ def join(device: torch.device, timeout: float) -> Group:
 
 
 def _leave() -> None:
-    """Leave the group before the interpreter ends, where threads of a group would end the process with SIGABRT."""
-    with suppress(RuntimeError, ValueError):  # the script has done so itself, or a rank is gone
+    """Leave the group before the interpreter ends; otherwise threads of the group end the process with SIGABRT."""
+    with suppress(RuntimeError, ValueError):  # the script has left already, or a rank has ended
         dist.destroy_process_group()
 
 
@@ -363,7 +358,7 @@ def _joined(device: torch.device, timeout: timedelta) -> Group:
 
 
 def _check_store(host: str, port: int, seconds: float) -> None:
-    """Wait for rank 0's port, and refuse another program there: torch itself would wait for it for ever."""
+    """Wait for rank 0's port, and refuse another program there, for which torch itself would wait for ever."""
     until, answered = time.monotonic() + seconds, threading.Event()
     while True:
         with suppress(OSError):
@@ -381,5 +376,5 @@ def _check_store(host: str, port: int, seconds: float) -> None:
 
     threading.Thread(target=ask, daemon=True).start()
     if not answered.wait(STORE_SECONDS):
-        fix = "choose another port, torchrun's --master-port"
+        fix = "choose another port with torchrun's --master-port"
         raise RuntimeError(f"the program that listens at {host}:{port} is not rank 0: {fix}")

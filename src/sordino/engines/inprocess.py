@@ -1,7 +1,7 @@
-"""In-process engine: runs all clients in this process, in batched chunks or one at a time (objectives.py).
+"""In-process engine: runs all clients in this process, in batched chunks or one at a time. Called by loop.py.
 
-Called by loop.py. State that clients keep between rounds never leaves them: it is stored in the secret part of the
-checkpoint, and is in no message and no release.
+State that clients keep between rounds is stored in the secret part of the checkpoint, and is in no message and no
+release.
 """
 
 from __future__ import annotations
@@ -44,35 +44,34 @@ class InProcess(Engine):
 
     path: Path | None = None
     chunk: int | None = None
-    device: str = "cpu"  # where clients train, and the server's sum, step and evaluation are; "auto": `device_of`
-    own_noise: bool = False  # every client draws its own noise, as in a deployment; else the sum is noised once
+    device: str = "cpu"  # of the clients' training and the server's sum, step and evaluation; "auto": see `device_of`
+    own_noise: bool = False  # True: every client draws its own noise, as in a deployment; False: the sum is noised
     offers = frozenset({"secure_sum", "shuffler", "client_state", "preparation"})
     leads = True
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
-        """Choose how clients are computed, from model and plan alone, and return the worker of the run."""
+        """Select the method that computes gradients, from model and plan alone, and return the worker of the run."""
         tune_allocator()
         device = device_of(self.device)
         task = task if device == task.device else task.on(device)
-        way = choose_path(plan, task, self.path)
-        chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if way.path == "batched" else 1)
-        if way.path == "sequential" and chunk != 1:
-            raise PlanError(
-                "engine", f"chunk = {chunk} on the sequential path", "chunk = 1: this path runs one client at a time"
-            )
-        return InProcessWorker(plan, task, streams, way, chunk, self.own_noise)
+        row = choose_path(plan, task, self.path)
+        chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if row.path == "batched" else 1)
+        if row.path == "sequential" and chunk != 1:
+            found = f"chunk = {chunk} on the sequential path"
+            raise PlanError("engine", found, "one client at a time on this path", "set chunk = 1, or leave it out")
+        return InProcessWorker(plan, task, streams, row, chunk, self.own_noise)
 
 
 class InProcessWorker(Worker):
     """Worker of the in-process engine: it trains a chunk of clients at a time and adds their messages to the sum."""
 
     def __init__(
-        self, plan: Plan, task: Task, streams: Streams, way: ExecutionPath, chunk: int, own_noise: bool = False
+        self, plan: Plan, task: Task, streams: Streams, row: ExecutionPath, chunk: int, own_noise: bool = False
     ) -> None:
-        self.plan, self.task, self.streams, self.way = plan, task, streams, way
+        self.plan, self.task, self.streams, self.way = plan, task, streams, row
         self.device_task = task
-        self.path, self.chunk, self.device, self.own_noise = way.path, chunk, task.device, own_noise
-        self.objective: Objective = way.make(task, plan, streams)
+        self.path, self.chunk, self.device, self.own_noise = row.path, chunk, task.device, own_noise
+        self.objective: Objective = row.make(task, plan, streams)
         self.reader = Reader(task.clients, task.device)
         self.noisy = isinstance(plan.bounds[-1], AlreadyPrivate)
         self.slopes = any(step.needs_slopes for step in plan.encode)
@@ -99,7 +98,7 @@ class InProcessWorker(Worker):
         self.client_states.states = states_by_client(stored)
 
     def fold(self, job: ClientJob) -> tuple[Tensor, list[Tensor]]:
-        """Return the sum [d'] of the cohort's encoded messages, and the norms of the raw updates."""
+        """Return the sum of the cohort's encoded messages, and the norms of the updates before encoding."""
         total = torch.zeros(self.plan.length(len(job.start)), dtype=torch.float64, device=self.device)
         norms: list[Tensor] = []
         for chunk, rows, lengths in self.encoded(job):
@@ -109,7 +108,7 @@ class InProcessWorker(Worker):
         return total, [torch.cat(norms).cpu()] if norms else []
 
     def encoded(self, job: ClientJob) -> Iterator[tuple[Cohort, Tensor, Tensor]]:
-        """Yield each chunk's clients, their rows [m, d'] before noise and the norms of their updates.
+        """Yield for every chunk its clients, their encoded messages before noise, and the norms of their updates.
 
         Clients with similar numbers of records are in one chunk.
         """
@@ -135,7 +134,7 @@ class InProcessWorker(Worker):
         return rows
 
     def sent(self, clients: Cohort, rows: Tensor, t: int) -> Tensor:
-        """Return the rows [m, d'] that leave the clients, each with noise of its client's stream, drawn on the CPU."""
+        """Return the clients' messages with noise, which each client draws on the CPU from its own random stream."""
         secure, drawn = self.streams.mode == "secure", [self.streams.at(t, "client noise", int(c)) for c in clients]
         each = [
             own_message(self.plan.release, row, int(client), t, rng, secure=secure)
@@ -144,7 +143,7 @@ class InProcessWorker(Worker):
         return torch.stack(each).to(rows.device)
 
     def solve(self, clients: Cohort, public: Public, start: Tensor) -> Tensor:
-        """Train a chunk of m clients and return the updates [m, d] before encoding."""
+        """Train a chunk of clients and return their updates before encoding, one row per client."""
         t, own = public.t, self.objective.inward(start)
         if t + 1 == self.plan.rounds and isinstance(self.objective, OneClient) and self.objective.fast is not None:
             self.objective.fast.asked = True  # the certificate is next: check that records are independent
@@ -171,15 +170,15 @@ class InProcessWorker(Worker):
     def _ordered(self, state: States, *, inward: bool) -> States:
         """Reorder coordinates of client states from the model's order to the objective's, or back."""
 
-        def turned(rows: Tensor) -> Tensor:
+        def reorder(rows: Tensor) -> Tensor:
             if rows.dim() != 2 or rows.shape[1] != self.task.layout.size:
                 return rows
             return torch.stack([self.objective.inward(row) for row in rows]) if inward else self._outward(rows)
 
-        return {name: turned(rows) for name, rows in state.items()}
+        return {name: reorder(rows) for name, rows in state.items()}
 
     def _outward(self, rows: Tensor) -> Tensor:
-        """Reorder rows of one or more vectors of the model's length from the objective's order to the model's."""
+        """Reorder coordinates from the objective's order to the model's; a row holds one or more model vectors."""
         size = self.task.layout.size
         if rows.shape[1] == size:
             return self.objective.outward(rows)
@@ -192,7 +191,7 @@ class InProcessWorker(Worker):
         return [NoiseStream(c, streams.at(t, "local noise", c), plan.local) for plan, streams, c in owners]
 
     def _slopes(self, clients: Cohort, job: ClientJob) -> Tensor:
-        """Return each client's full-batch gradient [m, d] at the round's start; zero for a client without records."""
+        """Return each client's full-batch gradient at the round's start; zero for a client without records."""
         whole = [np.arange(max(self.task.clients.size(int(c)), 1))[None, :] for c in clients]
         batch = next(iter(self.reader.batches(clients, whole)))
         w = self.objective.place(self.objective.inward(job.start), len(clients))
@@ -200,7 +199,7 @@ class InProcessWorker(Worker):
 
 
 def public_update(plan: Plan, task: Task, streams: Streams, start: Tensor, t: int) -> Tensor:
-    """Return one update [d] computed on the public records of a task."""
+    """Train on the task's public records as one client would, and return the update before encoding."""
     assert task.public is not None
     alone = replace(task, clients=Clients.of([task.public])).on(task.device)
     worker = InProcessWorker(plan, alone, streams, choose_path(plan, alone, "sequential"), 1)
@@ -217,18 +216,18 @@ class ClientStates:
     states: dict[int, States] = field(default_factory=dict)
 
     def of(self, clients: Cohort, start: Tensor) -> States:
-        """Return copies of these clients' states, [m, *shape] by name; a new client has the solver's initial state."""
+        """Return copies of these clients' states by name, one row per client; new clients get the initial state."""
         first = self.local.client_state(start) if any(c not in self.states for c in clients.tolist()) else {}
         found = [self.states.get(client, first) for client in clients.tolist()]
         return {name: torch.stack([one[name].cpu() for one in found]).to(start.device) for name in found[0]}
 
     def put(self, clients: Cohort, states: Mapping[str, Tensor], start: Tensor) -> None:
-        """Store the clients' new states; a state with NaN or infinity is dropped, as that client's message is."""
+        """Store the clients' new states; a state with NaN or infinity is dropped, as is that client's message."""
         first = self.local.client_state(start)
         shapes = {name: (len(clients), *value.shape) for name, value in first.items()}
         if {name: tuple(value.shape) for name, value in states.items()} != shapes:
-            found = f"{self.local.kind!r}, whose solve returned states {sorted(states)} with wrong names or shapes"
-            raise PartError(found, f"{sorted(first)}, each with one row per client")
+            found = f"local solver {self.local.kind!r}, whose `solve` changed names or shapes of {sorted(states)}"
+            raise PartError(found, f"states {sorted(first)} as in `client_state`, each with one row per client")
         held = {name: value.detach().cpu() for name, value in states.items()}
         for i, client in enumerate(clients.tolist()):
             own = {name: value[i].clone() for name, value in held.items()}
@@ -253,9 +252,10 @@ def states_by_client(stored: Mapping[str, Tensor]) -> dict[int, States]:
 
 
 def update_figures(norms: list[Tensor], clip_norm: float) -> dict[str, float]:
-    """Return mean and spread of a cohort's raw update norms and of its clip factors alpha_i. NOT private.
+    """Return statistics of a cohort's update norms before clipping, and of its clip factors alpha_i. NOT private.
 
-    alpha_i = min(1, clip norm / ||update_i||);  alpha_bar = mean alpha_i;  alpha_tilde = mean |alpha_i - alpha_bar|
+    Client i has alpha_i = min(1, clip norm / ||update_i||). alpha_bar is the mean of all alpha_i, and alpha_tilde the
+    mean of |alpha_i - alpha_bar|.
     """
     if not norms:
         return {}

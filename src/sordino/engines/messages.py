@@ -1,10 +1,11 @@
 """Byte formats of a round's messages: jobs and replies of silos, and requests of rank 0 to other ranks.
 
-Every message is a line of JSON, then arrays. Reading one cannot run code:
+Used by engines/remote.py, engines/distributed.py and federation/. Every message is a line of JSON, then arrays.
+Reading a message cannot run code:
 
     {"format": 1, "kind": "round", ..., "arrays": [["start", "<f4", 7850], ...]}\\n   then their bytes, in that order
 
-The reader sets limits on length and content; any other message is refused with a `DataError` in one sentence.
+The reader limits length and content; any other message is refused with a `DataError`.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ PUBLIC = ("t", "clip_norm", "size", "state")
 Array = NDArray[Any]
 
 
-def bad(found: str, needed: str = "") -> DataError:
-    return DataError(f"a message with {found}", needed)
+def bad(found: str, needed: str) -> DataError:
+    return DataError(f"a message with {found}", needed, "install the same version of sordino on both sides")
 
 
 @codec.hides_values
@@ -54,7 +55,7 @@ class Frame:
 
     @classmethod
     def of_round(cls, public: Public, fields: Mapping[str, Any], arrays: Mapping[str, Array]) -> Frame:
-        """Return the message of a round: `fields`, `arrays` and public values; an infinite clip norm becomes null."""
+        """Build a round's message from `fields`, `arrays` and the public values; an infinite clip norm becomes null."""
         clip_norm = None if public.clip_norm == math.inf else public.clip_norm
         known = {"t": public.t, "clip_norm": clip_norm, "size": public.size, "state": dict(public.state)}
         held = {} if public.mask is None else {"mask": public.mask.cpu().numpy().astype("<i8")}
@@ -68,7 +69,7 @@ class Frame:
             raise bad(f"clip_norm {brief_repr(clip_norm)}", "a number above 0, or null")
         broadcast = [name for name in self.arrays if name.startswith(BROADCAST)]
         if len(broadcast) > MOST_BROADCAST:
-            raise bad(f"{len(broadcast)} broadcast vectors", f"at most {MOST_BROADCAST}")
+            raise bad(f"{len(broadcast)} broadcast vectors", f"at most {MOST_BROADCAST} such vectors")
         values = list(state.values()) if isinstance(state, dict) else [math.nan]
         if len(values) > MOST_STATE or not all(type(one) in (int, float) and math.isfinite(one) for one in values):
             raise bad(f"state {brief_repr(state)}", f"at most {MOST_STATE} finite numbers, by name")
@@ -94,36 +95,35 @@ class Frame:
     def of_bytes(cls, body: bytes, most: int, head: int) -> Frame:
         """Parse a message written by `to_bytes`; refuse more than `most` bytes, or more than `head` bytes of JSON."""
         if len(body) > most:
-            raise bad(f"{len(body)} bytes", f"at most {most}")
+            raise bad(f"{len(body)} bytes", f"at most {most} bytes")
         end = body.find(b"\n", 0, head)
         if end < 0:
-            raise bad("no line of JSON at its beginning", f"one of at most {head} bytes")
+            raise bad("no line of JSON at its beginning", f"a first line of at most {head} bytes")
         try:
             fields = json.loads(body[:end])
         except (ValueError, RecursionError):
-            raise bad("a first line that is not JSON", "a table") from None
+            raise bad("a first line that is not JSON", "a JSON object in the first line") from None
         if not isinstance(fields, dict):
-            raise bad("a first line that is no table", "a table")
+            raise bad("a first line that is no JSON object", "a JSON object in the first line")
         version, kind, declared = (fields.pop(name, None) for name in ("format", "kind", "arrays"))
         if type(version) is not int or version != FORMAT:
-            raise bad(f"format {brief_repr(version)}", f"format {FORMAT}: the same version of sordino on both sides")
+            raise bad(f"format {brief_repr(version)}", f"format {FORMAT}")
         if not isinstance(kind, str):
-            raise bad(f"kind {brief_repr(kind)}", "a word")
+            raise bad(f"kind {brief_repr(kind)}", "a kind that is text")
         return cls(kind, fields, _arrays(declared, memoryview(body)[end + 1 :]))
 
     def check_names(self, fields: Iterable[str], arrays: Iterable[str]) -> None:
-        """Refuse a message with fields or arrays other than the named ones and those of a round's public values."""
+        """Refuse a message whose fields or arrays are not exactly the named ones and a round's public values."""
         own = {name for name in self.arrays if self.kind == "round" and (name == "mask" or name.startswith(BROADCAST))}
         known = PUBLIC if self.kind == "round" else ()
         for found, needed in ((set(self.fields), {*fields, *known}), (set(self.arrays), {*arrays, *own})):
             if found != needed:
                 other = sorted(found ^ needed)[0]
-                wrong = "missing" if other in needed else "in it"
-                raise bad(f"{brief_repr(other)} {wrong}", f"a {self.kind} as it is written")
+                wrong = "a missing" if other in needed else "an unknown"
+                raise bad(f"{wrong} entry {brief_repr(other)}", f"the entries of a message of kind {self.kind!r}")
 
 
 def _arrays(declared: Any, raw: memoryview) -> dict[str, Array]:
-    """Parse the arrays that the JSON line declares; refuse unknown dtypes, and lengths that do not fit the bytes."""
     if not isinstance(declared, list):
         raise bad(f"arrays {brief_repr(declared)}", "a list of [name, type, length]")
     found: dict[str, Array] = {}
@@ -133,51 +133,50 @@ def _arrays(declared: Any, raw: memoryview) -> dict[str, Array]:
             raise bad(f"an array {brief_repr(one)}", "[name, type, length], each name once")
         name, dtype, length = one
         if dtype not in DTYPES:
-            raise bad(f"an array of type {brief_repr(dtype)}", f"one of {', '.join(DTYPES)}")
+            raise bad(f"an array of type {brief_repr(dtype)}", f"a type out of {', '.join(DTYPES)}")
         size = count(length, f"the length of {brief_repr(name)}") * np.dtype(dtype).itemsize
         if place + size > len(raw):
-            left = f"{len(raw) - place} bytes left for {brief_repr(name)}, which takes {size}"
-            raise bad(left, "all of it: was it cut short?")
+            raise bad(f"{len(raw) - place} bytes for array {brief_repr(name)}", f"all of its {size} bytes")
         found[name] = np.frombuffer(raw[place : place + size], dtype=dtype)
         place += size
     if place != len(raw):
-        raise bad(f"{len(raw) - place} bytes after its last array", "nothing there")
+        raise bad(f"{len(raw) - place} bytes after its last array", "a message that ends with its last array")
     return found
 
 
 def count(value: Any, name: str, end: int = 2**63) -> int:
-    """Return a whole number from 0 to `end` - 1; refuse any other value."""
+    """Return `value` if it is a whole number from 0 to `end` - 1; refuse any other value."""
     if type(value) is not int or not 0 <= value < end:
         raise bad(f"{name} = {brief_repr(value)}", f"a whole number from 0 to {end - 1}")
     return value
 
 
 def vector(array: Array, name: str, length: int) -> Tensor:
-    """Return a finite float32 vector [length]; refuse any other array."""
+    """Return the array as a tensor if it has `length` finite float32 numbers; refuse any other array."""
     if array.dtype != np.dtype("<f4"):
-        raise bad(f"{name} of type {array.dtype.str}", "<f4")
+        raise bad(f"{name} of type {array.dtype.str}", "type <f4 (float32)")
     if len(array) != length:
-        raise bad(f"{name} of {len(array)} numbers", f"{length}")
+        raise bad(f"{name} of {len(array)} numbers", f"{length} numbers")
     if not bool(np.isfinite(array).all()):
         raise bad(f"NaN or infinity in {name}", "finite numbers")
     return torch.from_numpy(array.astype(np.float32))
 
 
 def distinct(array: Array, name: str, end: int) -> NDArray[np.int64]:
-    """Return distinct whole numbers from 0 to `end` - 1; refuse any other array."""
+    """Return the array if it has distinct whole numbers from 0 to `end` - 1; refuse any other array."""
     if array.dtype != np.dtype("<i8"):
-        raise bad(f"{name} of type {array.dtype.str}", "<i8")
+        raise bad(f"{name} of type {array.dtype.str}", "type <i8 (int64)")
     if len(array) and not 0 <= array.min() <= array.max() < end:
-        raise bad(f"a number out of range in {name}", f"0 to {end - 1}")
+        raise bad(f"a number out of range in {name}", f"numbers from 0 to {end - 1}")
     if len(np.unique(array)) != len(array):
-        raise bad(f"a number twice in {name}", "each at most once")
+        raise bad(f"a number twice in {name}", "every number at most once")
     return array.astype(np.int64)
 
 
 def digest_or_none(value: Any) -> str:
-    """Return a SHA-256 in hexadecimal digits, or the empty string; refuse any other value."""
+    """Return `value` if it is a SHA-256 in hexadecimal digits, or the empty string; refuse any other value."""
     if not (isinstance(value, str) and re.fullmatch("([0-9a-f]{64})?", value)):
-        raise bad(f"encoding = {brief_repr(value)}", "64 hexadecimal digits, or none")
+        raise bad(f"encoding = {brief_repr(value)}", "64 hexadecimal digits, or an empty text")
     return value
 
 
@@ -192,11 +191,10 @@ def public_bytes(size: int) -> int:
 @codec.hides_values
 @dataclass(frozen=True)
 class Job:
-    """Request to one client: to train in one round or, without `public` and `start`, to accept or refuse the run's
-    plan.
+    """Request of the server to one client: train in one round or, without `public` and `start`, accept the run's plan.
 
-    The same request has the same `id` each time it is sent, and a silo answers it with the same bytes each time. The
-    request of a simulation holds its seed; in a run with secure noise a request with a seed is refused.
+    A request that is sent again has the same `id`, and a silo sends the same reply to it. In a simulation the request
+    holds the seed of the run; in a run with secure noise a request with a seed is refused.
     """
 
     run: str
@@ -208,7 +206,7 @@ class Job:
     public: Public | None = None
     start: Tensor | None = None  # [d]
     paid: int = 0  # charges of this run by the client's last receipt: a silo whose ledger has fewer refuses
-    encoding: str = ""  # SHA-256 of what the records mean to the server, where it knows: a silo with another refuses
+    encoding: str = ""  # SHA-256 of the columns and classes that the server declares: a silo with another refuses
 
     @property
     def admission(self) -> bool:
@@ -233,7 +231,7 @@ class Job:
         """Parse a request for a model of `size` parameters; raise `DataError` for any other bytes."""
         frame = Frame.of_bytes(body, JOB_HEAD + 4 * size + public_bytes(size), JOB_HEAD)
         if frame.kind not in ("admission", "round"):
-            raise bad(f"kind {brief_repr(frame.kind)}", "admission or round")
+            raise bad(f"kind {brief_repr(frame.kind)}", "kind admission or round")
         names = ("run", "client", "mode", "seed", "deadline", "paid", "encoding", "plan")
         frame.check_names(names, {"start"} if frame.kind == "round" else ())
         job = cls._of_fields(*(frame.fields[name] for name in names))
@@ -242,10 +240,10 @@ class Job:
         public, mask = frame.public(size), job.plan.mask
         count(public.t, "t", job.plan.rounds)
         if public.size != size:
-            raise bad(f"size = {public.size}", f"the model's {size}")
+            raise bad(f"size = {public.size}", f"the model's {size} parameters")
         wanted, found = (None if mask is None else mask.length(size)), None if public.mask is None else len(public.mask)
         if found != wanted:
-            raise bad(f"a mask of {found} coordinates", f"{wanted}, as the plan says")
+            raise bad(f"a mask of {found} coordinates", f"the plan's {wanted} coordinates")
         return replace(job, public=public, start=vector(frame.arrays["start"], "start", size))
 
     @classmethod
@@ -253,18 +251,18 @@ class Job:
         cls, run: Any, client: Any, mode: Any, seed: Any, deadline: Any, paid: Any, encoding: Any, table: Any
     ) -> Job:
         if not (isinstance(run, str) and re.fullmatch("[0-9a-f]{32}", run)):
-            raise bad(f"run = {brief_repr(run)}", "the 32 hexadecimal digits of a run")
+            raise bad(f"run = {brief_repr(run)}", "a run id of 32 hexadecimal digits")
         if mode not in get_args(Mode):
-            raise bad(f"mode = {brief_repr(mode)}", "simulation or secure")
+            raise bad(f"mode = {brief_repr(mode)}", "mode simulation or secure")
         if not isinstance(table, dict):
-            raise bad(f"plan = {brief_repr(table)}", "a table")
+            raise bad(f"plan = {brief_repr(table)}", "a plan as a JSON object")
         try:
             plan = read_plan(json.dumps(table, sort_keys=True))
         except UserError as error:
-            raise bad(f"a plan that cannot run: {error}") from None
+            raise bad(f"a plan that cannot run ({error})", "a plan that this silo can run") from None
         client = count(client, "client", plan.clients.population)
         if mode == "secure" and seed is not None:  # whoever knows a seed knows the noise
-            raise bad("a seed in secure mode", "none: every silo's noise comes from its own operating system")
+            raise bad("a seed in secure mode", "no seed: every silo's noise comes from its own operating system")
         if mode == "simulation" and not (type(seed) is int and -(2**63) <= seed < 2**63):
             raise bad(f"seed = {brief_repr(seed)}", "a whole number of at most 64 bits, in a simulation")
         if deadline is not None and (type(deadline) not in (int, float) or not 0 <= deadline < math.inf):
@@ -275,7 +273,7 @@ class Job:
 
 @lru_cache(maxsize=8)
 def read_plan(written: str) -> Plan:
-    """Read a plan from its JSON, after all parts of recipes and plugins are registered."""
+    """Read a plan from its JSON; parts of recipes and plugins are registered first."""
     from sordino import recipes
 
     assert recipes.RECIPES  # the import registers every shipped part
@@ -289,10 +287,10 @@ def read_plan(written: str) -> Plan:
 @codec.hides_values
 @dataclass(frozen=True)
 class Reply:
-    """One client's answer: a noised message, or the reason of a refusal, or neither (the client accepts the plan).
+    """Reply of one client to a job: a noised message, the reason of a refusal, or neither (the plan is accepted).
 
-    `charges` is the number of this run's charges in the client's ledger so far, this message included; `encoding` is
-    the SHA-256 of what the client's records mean (`Task.encoding_sha256`), in the answer to a question of admission.
+    `charges` is the number of this run's charges in the client's ledger, this message included. `encoding` is the
+    SHA-256 of the columns and classes of the client's records; it is sent with the acceptance of a plan.
     """
 
     job: str
@@ -309,17 +307,17 @@ class Reply:
 
     @classmethod
     def from_bytes(cls, body: bytes, job: Job, length: int) -> Reply:
-        """Parse the answer to `job`, a message of `length` numbers; raise `DataError` for any other bytes."""
+        """Parse the reply to `job`, whose message has `length` numbers; raise `DataError` for any other bytes."""
         frame = Frame.of_bytes(body, REPLY_HEAD + 4 * length, REPLY_HEAD)
         if frame.kind != "reply":
-            raise bad(f"kind {brief_repr(frame.kind)}", "reply")
+            raise bad(f"kind {brief_repr(frame.kind)}", "kind reply")
         fields, refused = frame.fields, frame.fields.get("refused")
         if not isinstance(refused, str) or len(refused) > 600:
             raise bad(f"refused = {brief_repr(refused)}", "text of at most 600 characters")
         sent = {"row"} if not refused and not job.admission else set[str]()
         frame.check_names(("job", "client", "refused", "charges", "encoding"), sent)
         if fields["job"] != job.id or count(fields["client"], "client") != job.client:
-            raise bad("an answer to another job", f"client {job.client}'s to this one: the same plan, round and start")
+            raise bad("the reply to another job", f"the reply of client {job.client} to this job")
         row = vector(frame.arrays["row"], "row", length) if sent else None
         charges, encoding = count(fields["charges"], "charges"), digest_or_none(fields["encoding"])
         return cls(job.id, job.client, row, refused, charges, encoding)
@@ -333,7 +331,7 @@ END = Frame("end").to_bytes()  # order that ends the run
 @codec.hides_values
 @dataclass(frozen=True)
 class Order:
-    """Rank 0's request to the other ranks: train a cohort or, without a cohort, evaluate. The model is sent next."""
+    """Request of rank 0 to the other ranks: train a cohort or, without a cohort, evaluate. The model is sent next."""
 
     public: Public | None = None
     cohort: Cohort | None = None
@@ -346,7 +344,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the size of rank 0's requests, from the public numbers of clients and of coordinates."""
+    """Size limits of rank 0's requests, computed from the public numbers of clients and of model parameters."""
 
     population: int
     size: int
@@ -357,10 +355,10 @@ class Limits:
         return ORDER_HEAD + 8 * self.population + public_bytes(self.size)
 
     def read(self, body: bytes) -> Order | None:
-        """Parse a request of rank 0; None means the end of the run. Refuse bytes that rank 0 cannot have sent."""
+        """Parse a request of rank 0; None means the end of the run. Bytes that rank 0 cannot have sent are refused."""
         frame = Frame.of_bytes(body, self.most, ORDER_HEAD)
         if frame.kind not in ("end", "evaluation", "round"):
-            raise bad(f"kind {brief_repr(frame.kind)}", "end, evaluation or round")
+            raise bad(f"kind {brief_repr(frame.kind)}", "kind end, evaluation or round")
         frame.check_names((), {"cohort"} if frame.kind == "round" else ())
         if frame.kind == "round":
             return Order(frame.public(self.size), distinct(frame.arrays["cohort"], "cohort", self.population))

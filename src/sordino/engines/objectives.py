@@ -1,12 +1,13 @@
-"""Objectives, which compute the clients' gradients, and `PATHS`, which chooses one. Called by engines/inprocess.py.
+"""Objectives, which compute the clients' gradients, and the table `PATHS` that selects one. Used by inprocess.py.
 
 The first row of `PATHS` whose condition holds is used. Conditions use public numbers only (the plan, the shapes of
-model and records), because the path is written to `engine.jsonl` and the number of a client's records is private.
+model and records), because the choice is written to `engine.jsonl` and the number of a client's records is private.
 Speed-ups are ratios of CPU seconds on one AVX2 core (interleaved, least of several), on models not used for tuning:
-linear 617 x 26; MLPs of widths 93-41-7, 617-51-26 and 617-203-97-26; CNNs of odd channels. A path that gains less than
-1.2 is not kept. `python benchmarks/own/paths.py` measures them again. Inside a path two more choices are made:
-compiled loops (`LinearClients`: numba, float32 records on a CPU, a shipped loss) gain 1.36; one backward pass for all
-records (`OneClient`: an L2 clip, no layer that mixes records) gains 3.3 on the MNIST CNN.
+linear 617 x 26; MLPs of widths 93-41-7, 617-51-26 and 617-203-97-26; CNNs with odd numbers of channels. A method with a
+speed-up below 1.2 is not included. `python benchmarks/own/paths.py` measures all speed-ups again.
+Two more methods are used where they apply: compiled loops (`LinearClients`, for float32 records on a CPU and a shipped
+loss) are 1.36 times as fast; one backward pass for all records (`OneClient`, for an L2 clip and a model without a layer
+that mixes records) is 3.3 times as fast on the MNIST CNN.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from sordino.plan import Plan
 from sordino.rng import Streams, forked_rng
 from sordino.task import Task
 
-MADE_UP = 13  # synthetic records for a comparison: few, and unlike the length of anything else
+MADE_UP = 13  # synthetic records for a comparison; few, and an unlikely size of any other dimension
 RECORD_ENTRIES = 1 << 23  # numbers in the per-record gradients that are formed at once
 
 
@@ -53,9 +54,7 @@ class OneClient:
         self.layout.bind(self.model, self.row[0], self.slope[0], channels_last=any_order)
         self.records: RecordSums | None = None
         whole = self.layout.trainable == self.layout.size and not has_mixing_layer(task.model)
-        one_pass = whole and (
-            self.program.trusted or self.program.records_independent
-        )  # all is trained, records are independent
+        one_pass = whole and (self.program.trusted or self.program.records_independent)
         self.fast = ClippedGradient(self.model, self.losses, rng) if one_pass else None
         self.compared = self.program.trusted  # whether `fast` was compared with `RecordSums` on synthetic records
         self.state = state_guard(self.model, self.layout.tensors(self.model))
@@ -81,7 +80,7 @@ class OneClient:
         return self.layout.channels_first(rows) if self.any_order else rows
 
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
-        """Run plain SGD over the batches; each step overwrites the gradient."""
+        """Run SGD on the module's parameters, w <- (1 - lr decay) w - lr gradient, one step per batch."""
         w, tensors = self.place(start, clients), [p for p in self.model.parameters() if p.requires_grad]
         for batch in batches:
             slopes = torch.autograd.grad(self._loss(batch), tensors, allow_unused=True)
@@ -119,10 +118,10 @@ class OneClient:
         return self.records.sum(self.outward(w)[0], x, y, ball)
 
     def _compared(self) -> ClippedGradient | None:
-        """Return the method with one backward pass if it equals `RecordSums` on synthetic records, else None.
+        """Return the one-pass method (`ClippedGradient`) if it equals `RecordSums` on synthetic records, else None.
 
         The captured graph proves that records are independent; whether the layers' rules separate them depends only on
-        shapes. Weights are perturbed so that no weight of zero hides a difference. If the forward is random, or vmap
+        shapes. Weights are perturbed so that no zero weight hides a difference. If the forward pass is random, or vmap
         cannot run it, `ClippedGradient` checks the independence of real records instead.
         """
         if self.compared or self.fast is None:
@@ -161,19 +160,18 @@ class OneClient:
 
 
 def _real_records(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the records and targets of a single client's batch that are not masked."""
     x, y = batch.x[0], batch.y[0]
     return (x, y) if batch.mask is None else (x[batch.mask[0]], y[batch.mask[0]])
 
 
 def state_guard(model: nn.Module, rows: Iterable[Tensor] = ()) -> StateGuard:
-    """Return a guard that detects changes of the module's state, except of its parameters in `rows`."""
-    fix = "keep what a client needs in parameters or float buffers: they begin anew for each and are clipped and noised"
-    return StateGuard(model, list(rows), "while a client trained, so that the next would see it", fix)
+    """Return a guard that detects changes of the module's state other than of the tensors in `rows`."""
+    fix = "use parameters or float buffers, which are reset for every client, and whose change is clipped and noised"
+    return StateGuard(model, list(rows), "while a client trained, so that the next client would see it", fix)
 
 
 class ManyClients(Copies):
-    """Gradients of several clients at once: vmap of the gradient over one parameter row per client."""
+    """Gradients of several clients at once, by vmap of the gradient over one parameter vector per client."""
 
     def __init__(self, task: Task) -> None:
         self.layout, self.program = task.layout, task.program
@@ -187,7 +185,7 @@ class ManyClients(Copies):
         self.records = RecordSums(self.model, losses, task.layout)
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
-        """Return each client's sum [m, d] of clipped per-record gradients."""
+        """Return each client's sum of clipped per-record gradients, at that client's parameters in `w`."""
         self.program.check("record")
         masks = batch.mask if batch.mask is not None else [None] * len(w)
         each = [
@@ -204,7 +202,7 @@ class ManyClients(Copies):
         self.records.state.check(full=True)
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
-        """Return the gradients [m, d] of each client's mean loss, at that client's parameters in w [m, d]."""
+        """Return the gradient of each client's mean loss, at that client's parameters in `w`."""
         mask = batch.mask if batch.mask is not None else w.new_ones(batch.y.shape[:2])
         return self.layout.rows(self.slopes(self.layout.views(w), batch.x, batch.y, mask.to(w.dtype)), len(w))
 
@@ -223,7 +221,7 @@ class RecordSums:
         self.state = state_guard(model)
 
     def sum(self, w: Tensor, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
-        """Return the sum [d] of clipped per-record gradients at w of records x, y [b, ...]."""
+        """Return the sum [d] of the clipped gradients of records `x` with targets `y`, at parameters w [d]."""
         total = torch.zeros_like(w, dtype=torch.float64)
         for some, labels in zip(torch.split(x, self.width), torch.split(y, self.width), strict=True):
             if len(some):
@@ -236,9 +234,10 @@ class RecordSums:
         return total if len(x) > FEW else total.to(w.dtype)
 
     def _prox(self, w: Tensor, x: Tensor, y: Tensor, envelope: Moreau) -> Tensor:
-        """Return each record's proximal point argmin_v f(v) + beta/2 ||w - v||^2, by steps 2/(beta (k + 2)).
+        """Return each record's proximal point argmin_v f(v) + beta/2 ||w - v||^2, where f is the record's loss.
 
-        The result is the mean of the iterates with weights k + 1 (Lacoste-Julien, Schmidt, Bach 2012).
+        Gradient step k has size 2/(beta (k + 2)); the result is the mean of the iterates with weights k + 1
+        (Lacoste-Julien, Schmidt, Bach 2012).
         """
         v, mean = w.repeat(len(x), 1), w.repeat(len(x), 1)
         for k in range(envelope.steps):
@@ -253,14 +252,15 @@ class RecordSums:
 
 Path = Literal["batched", "sequential"]  # a chunk of clients at once, or one at a time
 BATCH_BELOW = {"cpu": 2e7}  # FLOP per local step: below, one bmm over many clients beats one client at a time
-GUESS = 2e9  # the same on devices without an entry: a guess until `make bench-gpu` has measured it there
-NOMINAL = 32  # records of a step, for the rule above, where the plan does not say
+GUESS = 2e9  # the same limit for devices without an entry: a guess until `make bench-gpu` has measured it there
+NOMINAL = 32  # batch size assumed for this limit where the plan sets none
 
 
 @dataclass(frozen=True)
 class ExecutionPath:
-    """One way to compute clients' gradients. If the user names the path and `always` is set, condition `when` is
-    ignored.
+    """Row of `PATHS`: a method to compute clients' gradients, and the condition `when` for its use.
+
+    If the user selects `path` and `always` is set, the condition is ignored.
     """
 
     path: Path
@@ -271,15 +271,13 @@ class ExecutionPath:
 
 def choose_path(plan: Plan, task: Task, path: Path | None = None) -> ExecutionPath:
     """Return the first row of `PATHS` whose condition holds; with `path`, among the rows of that name."""
-    fitting = (way for way in PATHS if path in (None, way.path))
-    return next(way for way in fitting if (path is not None and way.always) or way.when(plan, task))
+    fitting = (row for row in PATHS if path in (None, row.path))
+    return next(row for row in fitting if (path is not None and row.always) or row.when(plan, task))
 
 
 def _is_small(plan: Plan, task: Task) -> bool:
-    """Return whether one local step has few floating-point operations and `vmap` can run the model."""
-    batch = getattr(plan.local, "batch", None) or NOMINAL
-    few = step_flops(task, batch) < BATCH_BELOW.get(task.device.type, GUESS)
-    return few and can_batch(task)
+    flops = step_flops(task, getattr(plan.local, "batch", None) or NOMINAL)
+    return flops < BATCH_BELOW.get(task.device.type, GUESS) and can_batch(task)
 
 
 PATHS = (
@@ -297,9 +295,9 @@ PATHS = (
         lambda plan, task: has_written_gradient(task, single=False) and not plan.local.needs_envelope,
         lambda task, *_: DenseClients(task),
     ),
-    # vmap: 1.6 to 8.5 times as fast as one client at a time; even near 20 MFLOP a step, slower above 50
+    # vmap: 1.6 to 8.5 times as fast as one client at a time; equally fast near 20 MFLOP a step, slower above 50
     ExecutionPath("batched", _is_small, lambda task, *_: ManyClients(task), always=True),
-    # Whatever torch can run: recurrence, buffers, dropout, large convolutions. The others are measured against it
+    # One client at a time: whatever torch can run (recurrence, buffers, dropout, large convolutions)
     ExecutionPath(
         "sequential",
         lambda plan, task: True,
@@ -310,9 +308,10 @@ PATHS = (
 
 
 def can_batch(task: Task) -> bool:
-    """Return whether vmap can run this model: no changing buffers, no randomness, no operation without a batching rule.
+    """Return whether vmap can run this model, so that several clients can be computed at once.
 
-    Records must not influence each other, because clients with fewer records are padded with masked records.
+    A model with float buffers, randomness or an operation without a batching rule cannot. Records must not influence
+    each other, because clients with fewer records are padded with masked records.
     """
     layout = task.layout
     if layout.trainable < layout.size or any(isinstance(part, nn.RNNBase) for part in task.model.modules()):

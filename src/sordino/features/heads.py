@@ -1,9 +1,10 @@
-"""`fit_head`: a private linear classifier on fixed features, record level; the twin of `recipes.head` at client level.
+"""Private linear classifier on fixed features (`fit_head`), at record level; `recipes.head` is that at client level.
 
-    W <- W - step_t / C ( sum_{i in batch} clip(grad_i, C) + N(0, (z C)^2 I) ) / batch        W = 0 at first, no bias
+    W <- W - step_t / C ( sum_{i in batch} clip(grad_i, C) + N(0, (z C)^2 I) ) / b        W = 0 at first, no bias
 
-Poisson batches of a fifth of the records, momentum, a step that falls linearly to 0. Steps and step size follow from
-epsilon alone; the noise multiplier z is solved for (epsilon, delta).
+The weights W are trained by DP-SGD with momentum, on Poisson batches of b records on average, a fifth of all. C is the
+clip norm, and step_t decreases linearly to 0. Number of steps and step size are functions of epsilon alone; the noise
+multiplier z is calibrated to (epsilon, delta).
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from sordino.errors import DataError
 from sordino.ledger.ledger import Ledger
 from sordino.rng import Mode
 
-DELTA = 1e-5  # of the literature at record level
-SHARE = 0.2  # of the records, in a batch
+DELTA = 1e-5  # usual in the literature at record level
+SHARE = 0.2  # expected batch size over number of records
 
 
 class Head(nn.Module):
-    """Scores W ((x - mean) / scale) of features x [n, d]; `private` is the optimizer that has the certificate."""
+    """Linear classifier with scores W ((x - mean) / scale) of features x; optimizer `private` has trained it."""
 
     mean: Tensor
     inverse: Tensor
@@ -44,17 +45,17 @@ class Head(nn.Module):
         self.register_buffer("inverse", inverse)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the scores of features."""
+        """Return the class scores of features x."""
         found: Tensor = self.linear((x - self.mean) * self.inverse)
         return found
 
     def accuracy(self, x: Tensor, y: Any) -> float:
-        """Return the share of records whose largest score is their label; a figure of public records only."""
+        """Return the share of records whose largest score is that of their label; use it on public records only."""
         with torch.no_grad():
             return float((self(x).argmax(1) == torch.as_tensor(np.asarray(y))).double().mean())
 
     def certificate(self) -> dict[str, Any]:
-        """Return the certificate of what was released: W, and mean and scale where they are private."""
+        """Return the certificate of everything that was released: W, and mean and scale if computed privately."""
         return self.private.certificate()
 
     def save_certificate(self, path: str | Path) -> dict[str, Any]:
@@ -63,7 +64,7 @@ class Head(nn.Module):
 
 
 def record_delta(count: int) -> float:
-    """Return 1e-5 where it stays below 1 / count, and count^-1.1 for more records."""
+    """Return the default delta for `count` records: 1e-5 if that is below 1 / count, else count^-1.1."""
     return DELTA if count * DELTA < 1 else default_delta(count)
 
 
@@ -87,22 +88,23 @@ def fit_head(
     ledger: Ledger | str | Path | None = None,
     dataset: str | None = None,
 ) -> Head:
-    """Train a private linear head on features [n, d] and labels [n]: (epsilon, delta), add or remove one record.
+    """Train a linear head on features [n, d] and labels [n] with (epsilon, delta)-DP, add or remove one record.
 
-    `delta` is 1e-5 as long as n * delta < 1, as in the literature. It means: for each record, the guarantee of epsilon
-    may fail with probability delta. A mechanism that publishes each record outright with probability delta is within
-    it, and publishes n * delta records on average: .6 at 60,000. Where that is too much, pass a smaller delta.
+    `delta` is by default 1e-5 as long as n * delta < 1, as in the literature. A mechanism that publishes each record
+    with probability delta satisfies this guarantee, and publishes n * delta records on average: 0.6 of 60,000. Pass a
+    smaller delta if that is too many.
 
-    `classes` is public: without it, it is the largest label plus one. `prepare=Standardise(channels=...)` releases a
-    mean and a scale of the features, which are part of epsilon; public ones (`normalise=` of an extractor) are free.
-    `public` is what the certificate declares beside what the features say of themselves (`Extractor.declared`). `step`
-    is the step size per unit of clip norm. The default numbers of steps and step sizes follow power laws in epsilon
-    that were found on MNIST and CIFAR-10 with test accuracy in sight: for these two data sets they are not neutral.
+    `classes` is taken as public; its default is the largest label plus one. `prepare=Standardise(channels=...)`
+    releases mean and scale of the features, whose cost is part of epsilon; those of public images (`normalise` of an
+    extractor) cost nothing. The certificate declares `public` data in addition to those of the features
+    (`Extractor.declared`). `step` is the step size per unit of clip norm. The default numbers of steps and step sizes
+    follow power laws in epsilon that were fitted to test accuracy on MNIST and CIFAR-10: results with these defaults
+    on these two data sets are optimistic.
     """
     x, y = features.detach(), torch.as_tensor(np.asarray(labels)).long()
     if x.dim() != 2 or y.shape != (len(x),) or not len(x):
         found = f"features of shape {list(x.shape)} and labels of shape {list(y.shape)}"
-        raise DataError(found, "features [n, d] and labels [n]", "extractor(images) returns such features")
+        raise DataError(found, "features [n, d] and labels [n]", "use the features that extractor(images) returns")
     count = len(x)
     steps = max(1, round(150 * epsilon**0.43)) if steps is None else steps
     step = 12.0 * epsilon**0.63 if step is None else step

@@ -1,10 +1,10 @@
-"""The scattering transform of images (Bruna and Mallat 2013): Morlet wavelets, modulus, averages; nothing is learned.
+"""Scattering transform of images (Bruna and Mallat 2013): Morlet wavelets, modulus, averages; nothing is learned.
 
     S x = ( x * phi,   |x * psi_a| * phi,   ||x * psi_a| * psi_b| * phi )      subsampled by 2^J
 
-for all wavelets a = (scale j, angle) and pairs a, b with j_a < j_b. With L angles that is
-1 + L J + L^2 J (J - 1) / 2 channels: 81 for J = 2 and L = 8. Filters, padding and order of the channels are those of
-kymatio 0.3 (Andreux et al. 2020); a test compares the two. Called by `extractors`.
+for image x, Gaussian phi, J scales, all wavelets psi_a with a = (scale j_a, angle), and all pairs a, b with j_a < j_b.
+With L angles these are 1 + L J + L^2 J (J - 1) / 2 channels: 81 for J = 2 and L = 8. Filters, padding and order of the
+channels are those of kymatio 0.3 (Andreux et al. 2020); a test compares the two. Called by features/extractors.py.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-ANGLES = 8  # for which the shape of the wavelets is designed
-PI = 3.1415  # in kymatio's norm of a wavelet: a closer value would change features by 3e-5
-COPIES = range(-2, 3)  # periods that reach into the image
+ANGLES = 8  # number of directions; the shape of the wavelets depends on it
+PI = 3.1415  # as in kymatio's norm of a wavelet: a closer value would change features by 3e-5
+COPIES = range(-2, 3)  # shifts by whole periods that are added to make a filter periodic
 
 
 def gabor(size: tuple[int, int], sigma: float, angle: float, frequency: float, slant: float) -> NDArray[np.complex128]:
-    """Return exp(-u^T A u / (2 sigma^2) + i frequency <u, direction>) / norm, made periodic; A is 1 along the
-    direction `angle` and slant^2 across.
+    """Return a periodic Gabor function of pixels u: exp(-u^T A u / (2 sigma^2) + i frequency <u, e>) / norm.
+
+    e is the unit vector at `angle`; the matrix A has eigenvalue 1 along e and slant^2 across.
     """
     c, s = math.cos(angle), math.sin(angle)
     found = np.zeros(size, dtype=np.complex128)
@@ -39,26 +40,26 @@ def gabor(size: tuple[int, int], sigma: float, angle: float, frequency: float, s
 
 
 def morlet(size: tuple[int, int], sigma: float, angle: float, frequency: float, slant: float) -> NDArray[np.float64]:
-    """Return the Fourier transform of a Morlet wavelet: a Gabor function less the Gaussian that makes its mean 0."""
+    """Return the Fourier transform of a Morlet wavelet: a Gabor function minus a Gaussian, so that its mean is 0."""
     wave, bell = (gabor(size, sigma, angle, xi, slant) for xi in (frequency, 0.0))
     return np.fft.fft2(wave - wave.sum() / bell.sum() * bell).real
 
 
 def halved(spectrum: NDArray[np.float64], times: int) -> NDArray[np.float64]:
-    """Return a filter for images that were subsampled by 2^times: its low frequencies, folded."""
+    """Return the spectrum of a filter for images subsampled by 2^times: its low frequencies, folded."""
     for axis, length in enumerate(spectrum.shape):
         k = 2**times if length > 1 else 1
         start = length // (2 * k)
         middle = slice(start, start + int(length * (1 - 1 / k)))
-        kept = spectrum.copy()
-        kept[(slice(None),) * axis + (middle,)] = 0.0
-        spectrum = sum(np.split(kept, k, axis=axis), np.zeros(1))
+        low = spectrum.copy()
+        low[(slice(None),) * axis + (middle,)] = 0.0
+        spectrum = sum(np.split(low, k, axis=axis), np.zeros(1))
     return spectrum
 
 
 @lru_cache(maxsize=8)
 def wavelets(size: tuple[int, int], J: int) -> dict[tuple[int, int], Tensor]:
-    """Return spectra of wavelets, [angles, height, width], by scale and by how often the image was halved before."""
+    """Return the spectra of all wavelets, [angles, height, width], by scale and by how often the image was halved."""
     bands = {}
     for j in range(J):
         angles = [(ANGLES // 2 - 1 - k) * math.pi / ANGLES for k in range(ANGLES)]
@@ -70,9 +71,9 @@ def wavelets(size: tuple[int, int], J: int) -> dict[tuple[int, int], Tensor]:
 
 @lru_cache(maxsize=32)
 def averages(length: int, J: int, times: int) -> Tensor:
-    """Return the matrix [length / 2^J - 2, length / 2^times] that smooths one axis, subsamples it and cuts the edges.
+    """Return the matrix that smooths one axis of an image by a Gaussian, subsamples it and cuts the edges.
 
-    phi is a Gaussian, so that x * phi is this matrix along each of the two axes.
+    It maps length / 2^times pixels to length / 2^J - 2. A Gaussian average of an image applies it along both axes.
     """
     sigma, k = 0.8 * 2 ** (J - 1), 2 ** (J - times)
     points = np.arange(length) + length * np.arange(COPIES.start, COPIES.stop)[:, None]
@@ -84,9 +85,9 @@ def averages(length: int, J: int, times: int) -> Tensor:
 
 
 def modulus(spectrum: Tensor, bands: Tensor, times: int) -> Tensor:
-    """Return |x * psi| for every psi of `bands`, [..., angles, h, w], of which every 2^times-th pixel is kept.
+    """Return the modulus |x * psi|, subsampled by k = 2^times, for every wavelet psi whose spectrum is in `bands`.
 
-    Subsampling folds the spectrum: the mean over its k x k blocks, added up block by block.
+    x is given by its spectrum. Subsampling folds a spectrum: it becomes the mean over its k x k blocks.
     """
     k, (height, width) = 2**times, spectrum.shape[-2:]
     rows, columns, folded = height // k, width // k, None
@@ -101,14 +102,17 @@ def modulus(spectrum: Tensor, bands: Tensor, times: int) -> Tensor:
 
 
 class Scattering(nn.Module):
-    """[n, c, h, w] -> [n, c * channels, h / 2^J, w / 2^J], h and w at least 2^J; edges are reflected."""
+    """Scattering transform with J scales: images [n, c, h, w] -> [n, c * channels, h / 2^J, w / 2^J].
+
+    h and w must be at least 2^J; edges are padded by reflection.
+    """
 
     def __init__(self, J: int) -> None:
         super().__init__()
         self.J = J
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the scattering coefficients of all colour channels, one after the other."""
+        """Return the scattering coefficients of all colour channels, colour by colour."""
         n, colours, *size = images.shape
         k = 2**self.J
         height, width = (((length + k) // k + 1) * k for length in size)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from sordino.federation.delivery import deliver
 from sordino.federation.flower_api import FlowerTransport, Link
 from sordino.federation.keys import check_pinned, registered_form, signer_of
 from sordino.federation.secagg import SecAggEngine
+from sordino.federation.status import NAME, StatusBoard, rotating_log, stamp
 from sordino.runs.execution import Executed, execute
 from sordino.task import PublicSource, Task
 
@@ -32,36 +34,37 @@ class Server:
     folder: Path
     link: str = ""
 
-    def run(self, out: Path, *, resume: bool = False, show: Callable[[str], None] = lambda line: None) -> Executed:
+    def run(
+        self, out: Path, *, resume: bool = False, show: Callable[[str], None] = lambda line: None, status: str = ""
+    ) -> Executed:
         """Run the plan of fed.toml with the silos that it pins, into `out`; lines go to OUT.log beside it, and `show`.
+
+        OUT.status.json holds what `sordino federation status` prints; `status` is HOST:PORT of its HTTP endpoint.
 
         Nothing that a run ships is executed: this process starts a run at the SuperLink, takes its task itself, and
         runs the installed package. A run is done if `out` contains a certificate.
         """
         config = load_config(self.folder / "fed.toml")
-        out.parent.mkdir(parents=True, exist_ok=True)
-
-        def log(line: str) -> None:
-            show(line)
-            with open(out.with_name(f"{out.name}.log"), "a", encoding="utf-8") as stream:
-                stream.write(f"{line}\n")
-
-        def log_round(line: dict[str, Any]) -> None:
-            figures = " ".join(f"{name}={line[name]:.4f}" for name in ("loss", "accuracy", "rmse") if name in line)
-            log(f"round {line['round']}/{config.plan.rounds} {figures}")
-
+        watch = Watch.of(config, out, show)
+        server = None if not status else watch.board.serve(status)
         try:
             with self._grid(config, out) as grid:
-                engine, task = engine_of(config, grid, log), server_task(config)
-                done = execute(config, out, resume=resume, engine=engine, task=task, on_round=log_round)
-                log(f"sordino: {done.path}/certificate.json")
+                engine, task = engine_of(config, grid, watch), server_task(config)
+                done = execute(config, out, resume=resume, engine=engine, task=task, on_round=watch.round)
+                watch.log(f"sordino: {done.path}/certificate.json")
                 if config.federation is not None and not config.federation.simulated:
-                    deliver_to_all(config.federation, done.path, engine.transport, log)
+                    deliver_to_all(config.federation, done.path, engine.transport, watch.log)
+            watch.board.update(state="done", awaited=None)
         except (SordinoError, KeyboardInterrupt) as error:  # Flower interrupts a process whose run it has ended
             ended = EngineError("a run that was interrupted", "", "continue it with --resume")
             wrong = error if isinstance(error, SordinoError) else ended
-            log(f"sordino: {' '.join(str(wrong).split())}")
+            watch.log(f"sordino: {' '.join(str(wrong).split())}", "ERROR")
+            watch.board.update(state="stopped", awaited=None)
             raise wrong from None
+        finally:
+            if server is not None:
+                server.shutdown()
+                server.server_close()
         return done
 
     def register(self, config: Config) -> Link:
@@ -97,6 +100,55 @@ class Server:
             yield grid
 
 
+@dataclass
+class Watch:
+    """Log and status of a server's run: rounds, who is connected, awaited or refused."""
+
+    board: StatusBoard
+    silos: tuple[str, ...]
+    rounds: int
+    show: Callable[[str], None]
+    write: Callable[[str, str], None]
+
+    @classmethod
+    def of(cls, config: Config, out: Path, show: Callable[[str], None]) -> Watch:
+        """Begin the log and status files beside `out`."""
+        spec, plan = config.federation, config.plan
+        write = rotating_log(out.with_name(f"{out.name}.log"))
+        board = StatusBoard(out.with_name(f"{out.name}.{NAME}"))
+        project = "" if spec is None else spec.project
+        board.update(role="server", name=out.name, project=project, plan=plan.hash, rounds=plan.rounds, state="started")
+        return cls(board, () if spec is None else spec.silos, plan.rounds, show, write)
+
+    def log(self, line: str, level: str = "INFO") -> None:
+        self.show(line)
+        self.write(line, level)
+        self.board.update(last=line)
+
+    def round(self, line: dict[str, Any]) -> None:
+        """Log the figures of a finished round."""
+        found = {name: line[name] for name in ("loss", "accuracy", "rmse") if name in line}
+        self.board.update(round=line["round"], metrics=found, awaited=None, state="training")
+        self.log(f"round {line['round']}/{self.rounds} " + " ".join(f"{name}={found[name]:.4f}" for name in found))
+
+    def nodes(self, online: Collection[int], unanswered: Sequence[int], since: float) -> None:
+        """Note who is connected, and whose answer is awaited since when."""
+        awaited = {"silos": [self.silos[silo] for silo in unanswered], "since": stamp(since)} if unanswered else None
+        there = {name: number in online for number, name in enumerate(self.silos)}
+        if (there, awaited) != (self.board.facts.get("connected"), self.board.facts.get("awaited")):
+            self.board.update(connected=there, awaited=awaited)
+        self.board.beat()
+
+    def refused(self, why: Mapping[int, str]) -> None:
+        """Log who refused, all at once, and why."""
+        known = dict(self.board.facts.get("refusals", {}))
+        for silo, reason in why.items():
+            name = self.silos[silo]
+            known[name] = {"count": known.get(name, {}).get("count", 0) + 1, "why": reason, "at": stamp(time.time())}
+        self.board.update(refusals=known)
+        self.log("refused by " + "; ".join(f"{self.silos[silo]}: {why[silo]}" for silo in sorted(why)), "WARNING")
+
+
 def deliver_to_all(spec: FederationSpec, folder: Path, transport: Any, log: Callable[[str], None]) -> None:
     """Send model and certificate to every silo, and log who took them."""
     took = [spec.silos[place] for place in deliver(folder, len(spec.silos), transport, spec.timeout)]
@@ -105,7 +157,7 @@ def deliver_to_all(spec: FederationSpec, folder: Path, transport: Any, log: Call
     log(f"model and certificate were delivered to {', '.join(took) or 'nobody'}{missed}")
 
 
-def engine_of(config: Config, grid: Any, log: Callable[[str], None]) -> Remote:
+def engine_of(config: Config, grid: Any, watch: Watch) -> Remote:
     """Return the engine over a grid: secure aggregation where the release needs it; silos by their pinned keys."""
     silos, spec = silos_of(config), config.federation
     assert spec is not None
@@ -114,7 +166,8 @@ def engine_of(config: Config, grid: Any, log: Callable[[str], None]) -> Remote:
     kind = SecAggEngine if "secure_sum" in config.plan.needs else Remote
     limits: dict[str, Any] = {"quorum": spec.quorum or len(silos), "tries": spec.tries, "timeout": spec.timeout}
     nodes = {silos.index(name): registered_form(key) for name, key in spec.keys.items()}
-    return kind(FlowerTransport(grid, silos, nodes, signer_of(spec).answer_of, log), **limits)
+    seen = (watch.log, watch.nodes, watch.refused)
+    return kind(FlowerTransport(grid, silos, nodes, signer_of(spec).answer_of, *seen), **limits)
 
 
 def silos_of(config: Config) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ import io
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -338,6 +338,8 @@ class FlowerTransport:
     nodes: Mapping[int, bytes] = field(default_factory=dict)  # by silo number: its node's public key
     answer_of: Callable[[int, bytes, bytes], bytes] = lambda silo, request, data: data  # checks and strips a signature
     log: Callable[[str], None] = lambda line: None
+    watch: Callable[[Collection[int], Sequence[int], float], None] = lambda online, unanswered, since: None
+    log_refusals: Callable[[Mapping[int, str]], None] = lambda why: None
 
     offers: ClassVar[frozenset[str]] = frozenset()
     name: ClassVar[str] = "flower"
@@ -386,6 +388,7 @@ class FlowerTransport:
     def _send(self, bodies: Mapping[int, bytes], pending: Pending, ttl: float) -> None:
         """Send its message to every silo that is online and has no answer yet; messages expire after `ttl` seconds."""
         f, online = flower(), self.online_nodes()
+        self.watch(online, pending.unanswered, pending.began)
         for number, (silo, node) in list(pending.sent.items()):
             if online.get(silo, node) != node:
                 del pending.sent[number]
@@ -405,7 +408,7 @@ class FlowerTransport:
         names = [f"{self.silos[silo]}{'' if silo in asked else ' (not connected)'}" for silo in pending.unanswered]
         if time.time() - pending.began >= AWAITED and names and names != pending.logged:
             pending.logged = names
-            self.log(f"awaited since {time.strftime('%H:%M:%S', time.localtime(pending.began))}: {', '.join(names)}")
+            self.log(f"awaited since {time.strftime('%H:%M:%SZ', time.gmtime(pending.began))}: {', '.join(names)}")
 
     def online_nodes(self) -> dict[int, tuple[int, str]]:
         """Return id and activation time of each online node by silo number; ignore other names and other keys."""

@@ -61,7 +61,7 @@ def policy_text(config: Config, place: int) -> str:
     name, plan = silos_of(config)[place], config.plan
     often = Participation(plan.rounds, plan.clients.max_participations(plan.rounds))  # the most rounds of one silo
     line = plan.cost(often).line("cohort", place)
-    own, unit = config.budgets[place] if config.budgets else None, "person" if config.task.person else plan.unit
+    own, unit = config.budgets[place] if config.budgets else None, "user" if config.task.person else plan.unit
     delta = (config.deltas or (config.delta,) * len(silos_of(config)))[place]
     cost = math.inf if own is None else own.epsilon
     if own is None and all(event.protects for event, _ in line.entries):
@@ -91,8 +91,10 @@ def files(config: Config, text: str, name: str) -> Mapping[str, str]:
         "server/fed.toml": text,
         "server/certificates.sh": rendered("certificates.sh", port=port + 1),
         "server/superlink.sh": rendered("superlink.sh", port=port + 1),
-        "server/superlink.service": rendered("unit.service", what="Flower SuperLink", command=f"{server}/superlink.sh"),
-        "server/gate.service": rendered("unit.service", what="Gate to the SuperLink", command=gate),
+        "server/superlink.service": rendered(
+            "unit.service", what="Flower SuperLink", command=f"{server}/superlink.sh", watched=False
+        ),
+        "server/gate.service": rendered("unit.service", what="Gate to the SuperLink", command=gate, watched=False),
     }
     for place, silo in enumerate(config.federation.silos):
         found |= {f"silos/{silo}/{path}": body for path, body in silo_files(config, place).items()}
@@ -108,14 +110,14 @@ def silo_files(config: Config, place: int) -> dict[str, str]:
     own |= {"group": name} if config.task.named and "files" not in config.task.options else {}
     own |= {} if policy else {"policy": ""}
     link = "/srv/sordino/supernode.sh SERVER:PORT"
-    serve = "/srv/sordino/.venv/bin/sordino silo serve /srv/sordino"
+    serve = "/srv/sordino/.venv/bin/sordino silo serve /srv/sordino --status 127.0.0.1:9300"
     return {
         "silo.toml": tomli_w.dumps(own),
         **({"policy.toml": policy_text(config, place)} if policy else {}),
         "key.sh": rendered("key.sh"),
         "supernode.sh": rendered("supernode.sh", node=node),
-        "supernode.service": rendered("unit.service", what="Flower SuperNode", command=link),
-        "sordino.service": rendered("unit.service", what=f"Sordino silo {name}", command=serve),
+        "supernode.service": rendered("unit.service", what="Flower SuperNode", command=link, watched=False),
+        "sordino.service": rendered("unit.service", what=f"Sordino silo {name}", command=serve, watched=True),
     }
 
 

@@ -6,9 +6,10 @@
     unmask  ... one share of every member: of the seed if that member has sent its row, else of its masking key
 
 Each stage goes to the members that answered the stage before. The server learns who takes part and the sum, no single
-row. A row x_i in integer steps of a public grid is sent under masks that cancel in the sum:
+row. A row x_i with its share of the noise N_i, in integer steps of a public grid, is sent under masks that cancel:
 
-    y_i = x_i + PRG(b_i) + sum_{j > i} PRG(s_ij) - sum_{j < i} PRG(s_ij)   mod 2^64,      s_ij = HKDF(ECDH(i, j))
+    y_i = rint((x_i + N_i) / g) + PRG(b_i) + sum_{j > i} PRG(s_ij) - sum_{j < i} PRG(s_ij)   mod 2^bits,
+    s_ij = HKDF(ECDH(i, j));  g and bits, 16 or more, from the plan (`accounting.secure_sums`)
 
 PRG is AES-256 in counter mode, so a mask is as hard to guess as its 256-bit key. Flower's own generator folds a key
 into 28 effective bits (flwrlabs/flower#7522), which a search opens in seconds; neither side uses it.
@@ -24,10 +25,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,7 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino import codec
-from sordino.accounting.bounds import Unit
+from sordino.accounting.secure_sums import SumGrid
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcessWorker
 from sordino.engines.messages import Job, count
@@ -50,12 +51,11 @@ from sordino.plan import Plan
 from sordino.rng import Streams, streams
 from sordino.task import Task
 
-MARK = b"sordino sum 1\n"
+MARK = b"sordino sum 2\n"
 HEAD = 1 << 20  # most bytes of a message's JSON head
 STAGES = ("keys", "shares", "mask", "unmask")
 KEYS = ("encryption", "masking", "signature")
-FINE = 20  # bits of the grid below the standard deviation of one noise share
-Words = NDArray[np.uint64]
+Words = NDArray[np.unsignedinteger[Any]]
 
 
 @codec.hides_values
@@ -105,12 +105,17 @@ def signed_keys(session: str, client: int, encryption: str, masking: str) -> byt
 # ---- masks and the grid ----------------------------------------------------------------------------------------------
 
 
-def mask_words(key: bytes, count: int) -> Words:
-    """Return a mask of `count` 64-bit words: AES-256-CTR under a key that is used once."""
+def mask_words(key: bytes, count: int, bits: int = 64) -> Words:
+    """Return a mask of `count` words of so many bits: AES-256-CTR under a key that is used once."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     cipher = Cipher(algorithms.AES(hashlib.sha256(key).digest()), modes.CTR(bytes(16))).encryptor()
-    return np.frombuffer(cipher.update(bytes(8 * count)), dtype="<u8").astype(np.uint64)
+    return words_of_bytes(cipher.update(bytes(count * bits // 8)), bits)
+
+
+def words_of_bytes(data: bytes, bits: int) -> Words:
+    """Return the words of so many bits, little-endian, that bytes hold."""
+    return np.frombuffer(data, dtype=f"<u{bits // 8}").astype(f"u{bits // 8}")
 
 
 def shared_key(own: Any, other: Any) -> bytes:
@@ -123,41 +128,28 @@ def shared_key(own: Any, other: Any) -> bytes:
     return base64.urlsafe_b64encode(HKDF(hashes.SHA256(), 32, None, None).derive(secret))
 
 
-def pairwise_mask(member: int, own: Any, publics: Mapping[int, bytes], count: int) -> Words:
+def pairwise_mask(member: int, own: Any, publics: Mapping[int, bytes], count: int, bits: int) -> Words:
     """Return the sum of a client's pairwise masks; of each pair, one adds the mask and the other subtracts it."""
-    total = np.zeros(count, dtype=np.uint64)
+    total: Words = np.zeros(count, dtype=f"u{bits // 8}")
     for other, public in publics.items():
-        mask = mask_words(shared_key(own, flower().bytes_to_public_key(public)), count)
+        mask = mask_words(shared_key(own, flower().bytes_to_public_key(public)), count, bits)
         total = total + mask if other > member else total - mask
     return total
 
 
-def grid_step(std: float) -> float:
-    """Return the step of the public grid, 2^(floor(log2 std) - 20), for noise shares of this standard deviation."""
-    return float(2.0 ** (math.floor(math.log2(std)) - FINE))
+def grid_of(plan: Plan) -> SumGrid:
+    """Return the grid and the words of a plan's sums."""
+    return shares_of(plan).sum_grid(plan.clients, plan.local.reads)
 
 
-def to_grid(row: Tensor, grid: float, unit: Unit) -> NDArray[np.int64]:
-    """Convert a noiseless message [d'] to integer multiples of the grid step; its sensitivity stays at most 1.
-
-    Rounding towards zero enlarges no coordinate, so a client's message stays in the unit ball. If the unit is a record,
-    two messages within distance 1 may move apart by less than one step per coordinate: shrunk by grid * sqrt(d) first,
-    they stay within distance 1.
-    """
-    scale = 1.0 - grid * math.sqrt(len(row)) if unit == "record" else 1.0
-    steps: NDArray[np.int64] = np.trunc((row.double() * scale / grid).numpy()).astype(np.int64)
-    return steps
+def to_words(steps: NDArray[np.int64], grid: SumGrid) -> Words:
+    """Return integers modulo 2^bits."""
+    return steps.astype(f"u{grid.bits // 8}")
 
 
-def round_noise(noise: Tensor, grid: float) -> NDArray[np.int64]:
-    """Round noise to integer multiples of the grid step, separately from the message, so that it stays independent."""
-    steps: NDArray[np.int64] = np.rint((noise.double() / grid).numpy()).astype(np.int64)
-    return steps
-
-
-def from_grid(words: Words, grid: float) -> Tensor:
-    """Convert a sum modulo 2^64 to real numbers."""
-    return torch.from_numpy(words.astype(np.int64).astype(np.float64)) * grid
+def from_words(words: Words, grid: SumGrid) -> Tensor:
+    """Convert a sum modulo 2^bits to real numbers: of its residues the one in [-2^(bits-1), 2^(bits-1))."""
+    return torch.from_numpy(words.view(f"i{grid.bits // 8}").astype(np.float64)) * grid.step
 
 
 # ---- a silo ----------------------------------------------------------------------------------------------------------
@@ -199,6 +191,7 @@ class SecAggClient:
     charge: Callable[[Job, str], int]
     now: Callable[[], float]
     signer: Signer = field(default_factory=Signer)
+    log_refusal: Callable[[Job | None, Exception], None] = lambda job, error: None
     sessions: dict[str, ClientSession] = field(default_factory=dict)
 
     def reply(self, data: bytes) -> bytes:
@@ -214,6 +207,10 @@ class SecAggClient:
         try:
             fields, body = stages[message.stage](session, message)
         except (UserError, BudgetError) as error:
+            job = None
+            with suppress(UserError):
+                job = Job.from_bytes(message.body, self.task.layout.size) if message.stage == "mask" else None
+            self.log_refusal(job, error)
             fields, body = {"refused": shorten(str(error))}, b""
         return SecAggMessage(message.stage, message.session, fields, body).to_bytes()
 
@@ -281,13 +278,13 @@ class SecAggClient:
                 raise DataError(found, "a share encrypted for this silo") from None
         check_encoding(job, self.task)
         self.allows(job)
-        clean = row_on_grid(worker_of(job.plan, self.task, streams(job.mode, job.seed or 0)), job)
-        charges = self.charge(job, message.session)
-        words = clean + noise_on_grid(job, len(clean))
+        clean = clean_row(worker_of(job.plan, self.task, streams(job.mode, job.seed or 0)), job)
+        charges, grid = self.charge(job, message.session), grid_of(job.plan)
+        words, size = to_words(noised_steps(job, clean), grid), (len(clean), grid.bits)
         session.sent = True
         others = {other: session.members[other][1] for other in session.shares if other != self.client}
-        masks = pairwise_mask(self.client, session.masking, others, len(words)) + mask_words(session.own, len(words))
-        return {"charges": charges}, (words.view(np.uint64) + masks).astype("<u8").tobytes()
+        masks = pairwise_mask(self.client, session.masking, others, *size) + mask_words(session.own, *size)
+        return {"charges": charges}, (words + masks).astype(f"<u{grid.bits // 8}").tobytes()
 
     def _unmask(self, session: ClientSession, message: SecAggMessage) -> tuple[dict[str, Any], bytes]:
         """Return one share of every member, of its seed or of its key, never both; refuse too few members."""
@@ -301,21 +298,23 @@ class SecAggClient:
         return {"shares": {str(one): pair[0 if one in sent else 1].hex() for one, pair in session.shares.items()}}, b""
 
 
-def row_on_grid(worker: InProcessWorker, job: Job) -> NDArray[np.int64]:
-    """Return the clipped message without noise as integer multiples of the grid step."""
+def clean_row(worker: InProcessWorker, job: Job) -> NDArray[np.float64]:
+    """Return the clipped message without noise."""
     assert job.public is not None
     assert job.start is not None
     [(_, rows, _norms)] = worker.encoded(ClientJob(job.public, job.start, np.array([job.client])))
-    return to_grid(rows[0].cpu(), grid_step(shares_of(job.plan).share.std), job.plan.unit)
+    row: NDArray[np.float64] = rows[0].cpu().double().numpy()
+    return row
 
 
-def noise_on_grid(job: Job, length: int) -> NDArray[np.int64]:
-    """Draw this client's share of the noise as integer multiples of the grid step."""
-    release = shares_of(job.plan)
+def noised_steps(job: Job, row: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the message with this client's share of the noise, rounded to integer multiples of the grid step.
+
+    Noise comes first: rounding one's own noised message is post-processing, and biases no coordinate.
+    """
     assert job.public is not None
     rng = streams(job.mode, job.seed or 0).at(job.public.t, "client noise", job.client)
-    drawn = release.on_client(torch.zeros(length, dtype=torch.float64), job.client, rng)
-    return round_noise(drawn, grid_step(release.share.std))
+    return shares_of(job.plan).share.sample_rounded(row, grid_of(job.plan).step, rng)
 
 
 # ---- the server ------------------------------------------------------------------------------------------------------
@@ -358,6 +357,8 @@ class SecAggWorker(RemoteWorker):
         return {
             **super().header,
             "sum": "secure: masks by AES-256 in counter mode; members by pinned keys; one list of senders for all",
+            "sum_length": self.length,
+            "sum_bits": grid_of(self.plan).bits,
         }
 
     def collect(self, job: ClientJob) -> Collected:
@@ -377,13 +378,14 @@ class SecAggWorker(RemoteWorker):
             if total is not None:
                 break
         came = [] if total is None else sorted(session.rows)
+        self._log_refusals(session.refused)
         collected = Collected(
             torch.zeros(self.length, dtype=torch.float64) if total is None else total, len(came), noised=True,
             deployed=True, reported=np.asarray(came, dtype=np.int64), refused=session.refused,
             receipts=self._receipts(session.charges),
         )  # fmt: skip
         if total is None:
-            why = next((f"; client {client}: {reason}" for client, reason in sorted(session.refused.items())), "")
+            why = self.in_words(session.refused)
             raise QuorumError(f"secure aggregation of fewer than {quorum} members{why}", collected)
         return collected
 
@@ -399,13 +401,13 @@ class SecAggWorker(RemoteWorker):
             session.sealed[client] = dict(message.fields.get("sealed", {}))
         if len(session.sealed) < quorum:
             return False
-        until, asked = time.time() + self.engine.timeout, {}
+        until, asked, bits = time.time() + self.engine.timeout, {}, grid_of(self.plan).bits
         for client in session.sealed:
             shares = {str(other): sealed[str(client)] for other, sealed in session.sealed.items() if other != client}
             asked[client] = ({"sealed": shares}, replace(wanted[client], deadline=until).to_bytes())
         for client, message in self._ask("mask", session, asked).items():
-            if len(message.body) == 8 * self.length:
-                session.rows[client] = np.frombuffer(message.body, dtype="<u8").astype(np.uint64)
+            if len(message.body) == bits // 8 * self.length:
+                session.rows[client] = words_of_bytes(message.body, bits)
                 charges = message.fields.get("charges")
                 session.charges[client] = charges if type(charges) is int else 0
         return len(session.rows) >= quorum
@@ -417,17 +419,18 @@ class SecAggWorker(RemoteWorker):
         shares = [message.fields.get("shares", {}) for message in answers.values()][:threshold]
         if len(shares) < threshold:
             return None
-        total = np.zeros(self.length, dtype=np.uint64)
+        grid = grid_of(self.plan)
+        size, total = (self.length, grid.bits), to_words(np.zeros(self.length, dtype=np.int64), grid)
         for row in session.rows.values():
             total = total + row
         publics = {client: bytes.fromhex(session.keys[client][1]) for client in sent}
         for member in session.sealed:
             secret = f.combine_shares([bytes.fromhex(each[str(member)]) for each in shares])
             if member in session.rows:
-                total = total - mask_words(secret, self.length)
+                total = total - mask_words(secret, *size)
             else:  # its pairwise masks cancel what the others added for it
-                total = total + pairwise_mask(member, f.bytes_to_private_key(secret), publics, self.length)
-        return from_grid(total, grid_step(shares_of(self.plan).share.std))
+                total = total + pairwise_mask(member, f.bytes_to_private_key(secret), publics, *size)
+        return from_words(total, grid)
 
     def _ask(
         self, stage: str, session: ServerSession, asked: Mapping[int, tuple[dict[str, Any], bytes]]

@@ -12,6 +12,7 @@ DIR/policy.toml   what its data may be used for        DIR/ledger.db   what was 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ import torch
 
 from sordino import codec
 from sordino.accounting.bounds import Unit
+from sordino.accounting.rounding import upward
 from sordino.certificate.facts import OwnCode
 from sordino.config import Config, load_config
 from sordino.data.clients import Records
@@ -39,6 +41,7 @@ from sordino.federation.delivery import Inbox
 from sordino.federation.flower_api import Node, NodeTask, flower
 from sordino.federation.keys import Signer, signer_of
 from sordino.federation.secagg import MARK, SecAggClient
+from sordino.federation.status import NAME, StatusBoard, notify_systemd, rotating_log
 from sordino.ledger import policy as policies
 from sordino.ledger.budget import SiloCost
 from sordino.ledger.journal import RESTORES
@@ -51,8 +54,9 @@ from sordino.task import Task
 
 PULSE = 0.5  # seconds between two polls for a task
 IDLE = 0.5  # seconds before the next poll of a node that does not answer
+REFRESH = 10.0  # seconds between two computations of the budget that is left
 NO_POLICY = "no policy: these data are served without a limit, which only public data should be"
-Log = Callable[[str], None]
+Log = Callable[..., None]  # of a line, and of its level (default: "INFO")
 
 
 # ---- data and model --------------------------------------------------------------------------------------------------
@@ -169,11 +173,20 @@ class LedgerReplyStore:
     log: Log
     code: Callable[[Unit], OwnCode]  # what is proved of model and loss, by unit of privacy
     persons: bool = False  # each record holds all rows of one person
+    project: str = ""  # by this silo's fed.toml
     receipts: dict[str, Receipt] = field(default_factory=dict)
     admitted: set[str] = field(default_factory=set)
 
     def stored(self, job: str) -> bytes | None:
         return self.ledger.replay(job)
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """Epsilon of this silo's data set: spent in all runs, the limit, and what is left."""
+        found = self.ledger.statement(self.policy.dataset)
+        spent, limit = upward(found.epsilon), found.limit.epsilon
+        left = 0.0 if spent is None else max(0.0, math.floor((limit - spent) * 1e6) / 1e6)
+        return {"dataset": self.policy.dataset, "spent": spent, "limit": limit, "left": left}
 
     def allows(self, job: Job) -> None:
         """Refuse a job that the policy forbids or that exceeds the ledger's limit; a run's first job admits the run."""
@@ -185,7 +198,8 @@ class LedgerReplyStore:
         key = f"{job.run} {job.plan.hash}"  # another plan under the name of this run is refused by the ledger
         if key not in self.admitted:
             cost = SiloCost(job.plan, self.silo, self.policy.adversary, self.persons)
-            self.ledger.admit(job.run, self.policy.dataset, cost.asked, whole=cost.whole, jobs=cost.jobs)
+            asked: dict[str, Any] = {"whole": cost.whole, "jobs": cost.jobs, "project": self.project}
+            self.ledger.admit(job.run, self.policy.dataset, cost.asked, **asked)
             self.admitted.add(key)
             self.log(f"run {job.run}: admitted")
         known = sum(self.ledger.charges(job.run).values())
@@ -219,6 +233,7 @@ class SiloService:
     silo: Silo
     secagg: SecAggClient
     inbox: Inbox
+    budget: Callable[[], dict[str, Any] | None] = lambda: None
 
     @classmethod
     def open(
@@ -238,21 +253,28 @@ class SiloService:
         if spec.heldout:
             heldout = heldout_rows(folder, spec, task)
         inbox = partial(Inbox, folder, task, bundle, heldout=heldout, log=log)
+        project = "" if config is None or config.federation is None else config.federation.project
+
+        def refused(job: Job | None, error: Exception) -> None:
+            about = "" if job is None else f" (run {job.run}, project {project!r}, plan {job.plan.hash})"
+            log(f"refused: {' '.join(str(error).split())}{about}", "WARNING")
+
         if not spec.policy:
             log(NO_POLICY)
             store = InMemoryReplyStore()
             secagg = SecAggClient(
-                client, task, refuse_release, lambda job, session: store.charge(job), time.time, signer
+                client, task, refuse_release, lambda job, session: store.charge(job), time.time, signer, refused
             )
-            return cls(Silo(task, store, refuse_release), secagg, inbox(lambda run: run in store.paid))
+            public = Silo(task, store, refuse_release, log_refusal=refused)
+            return cls(public, secagg, inbox(lambda run: run in store.paid))
         policy = policies.load(folder / spec.policy)
         ledger = Ledger.open(folder / spec.ledger, create=True)
         ledger.limit(policy.dataset, policy.limit)
         persons = task.encoding is not None and task.encoding.person is not None
-        charged = LedgerReplyStore(ledger, policy, client, model, log, task.program.of, persons)
-        secagg = SecAggClient(client, task, charged.allows, charged.charge, time.time, signer)
+        charged = LedgerReplyStore(ledger, policy, client, model, log, task.program.of, persons, project)
+        secagg = SecAggClient(client, task, charged.allows, charged.charge, time.time, signer, refused)
         knows = inbox(lambda run: bool(sum(ledger.charges(run).values())))
-        return cls(Silo(task, charged, charged.allows), secagg, knows)
+        return cls(Silo(task, charged, charged.allows, log_refusal=refused), secagg, knows, lambda: charged.budget)
 
     def reply(self, data: bytes) -> bytes:
         if data.startswith(RESULT):
@@ -276,15 +298,25 @@ def serve_silo(
     secret: Path | None = None,
     key: Path | None = None,
     as_json: bool = False,
+    status: str = "",
 ) -> None:
-    """Answer the jobs of a silo's node until the process is stopped (`sordino silo serve`)."""
+    """Answer the jobs of a silo's node until the process is stopped (`sordino silo serve`).
+
+    Lines go to silo.log and to standard output, what `sordino federation status` prints to status.json in the folder;
+    `status` is HOST:PORT of its HTTP endpoint.
+    """
     flower()
     spec, config, last = SiloSpec.read(folder), load_config(folder / "fed.toml"), ""
+    write, board = rotating_log(folder / "silo.log"), StatusBoard(folder / NAME)
+    project = "" if config.federation is None else config.federation.project
+    board.update(role="silo", name=spec.name, project=project, state="started")
 
-    def log(line: str) -> None:  # a line equal to the one before is not repeated
+    def log(line: str, level: str = "INFO") -> None:  # a line equal to the one before is not repeated
         nonlocal last
         if line != last:
             print(json.dumps({"status": line}) if as_json else line, flush=True)
+            write(line, level)
+            board.update(last=line)
         last = line
 
     signer = signer_of(config.federation, key or (folder / spec.key if spec.key else None))
@@ -295,14 +327,37 @@ def serve_silo(
     except OSError as error:
         found = f"{place}, which cannot be read ({error.strerror})"
         raise ConfigError(found, "the file with the node's secret", "write it with key.sh") from None
+    if status:
+        board.serve(status)
     log(f"silo {spec.name}: {len(service.silo.task.clients.index)} records, node {node or spec.node}")
-    serve(Node(node or spec.node, shared), lambda data: signer.signed_answer(data, service.reply(data)), log)
+    board.update(state="serving", budget=service.budget())
+    notify_systemd("READY=1")
+    answered, shown = False, time.monotonic()
+
+    def reply(data: bytes) -> bytes:
+        nonlocal answered
+        board.update(busy=True)
+        try:
+            return signer.signed_answer(data, service.reply(data))
+        finally:
+            answered = True
+            board.update(busy=False)
+
+    def beat() -> None:  # what is left of the budget takes time to compose: not in every round
+        nonlocal answered, shown
+        board.beat()
+        if answered and time.monotonic() - shown >= REFRESH:
+            board.update(budget=service.budget())
+            answered, shown = False, time.monotonic()
+
+    serve(Node(node or spec.node, shared), reply, log, beat)
 
 
-def serve(node: Node, reply: Callable[[bytes], bytes], log: Log) -> None:
+def serve(node: Node, reply: Callable[[bytes], bytes], log: Log, beat: Callable[[], None] = lambda: None) -> None:
     """Answer the node's tasks until the process ends; while the node does not respond, wait for it."""
     f, take = flower(), node.poller()
     while True:
+        beat()
         try:
             task = take()
             if task is None:
@@ -310,7 +365,8 @@ def serve(node: Node, reply: Callable[[bytes], bytes], log: Log) -> None:
             else:
                 answer_task(task, reply, log)
         except f.HTTPError as error:
-            log(f"the node at {node.address} does not answer ({shorten(str(error)) or type(error).__name__})")
+            said = f"the node at {node.address} does not answer ({shorten(str(error)) or type(error).__name__})"
+            log(said, "WARNING")
             time.sleep(IDLE)
 
 
@@ -322,7 +378,7 @@ def answer_task(task: NodeTask, reply: Callable[[bytes], bytes], log: Log) -> No
                 raise ConfigError("a Flower task that Sordino did not write", "a job of a Sordino server")
             answer = reply(task.data)
         except SordinoError as error:
-            log(f"refused: {error}")
+            log(f"refused: {error}", "WARNING")
             task.refuse(str(error))
         else:
             task.reply(answer)

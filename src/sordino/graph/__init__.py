@@ -1,16 +1,16 @@
 """Graphs of a user's module or loss, captured on synthetic records, and proofs that they keep records independent.
 
-captured  a graph as a value
-capture   makes graphs of a module's forward, by torch.fx or torch.export, one for each kind of arguments; then the
-          graphs run on private records, and no Python code of the user
-rules     for each ATen operation, along which dimension the records of a batch lie in its output
+captured  has the data type of a captured graph
+capture   makes graphs of a module's forward by torch.fx or torch.export, one for each kind of arguments; these graphs
+          run on private records in place of the user's Python code
+rules     states for each ATen operation along which dimension the records of a batch lie in its output
 flow      proves that the output for a record depends on that record alone
 
-A grade is the result of this check of the code that runs on private records, as certificates and policies state it:
+A grade states the result of this check in certificates and policies:
 
 by construction          no record influences another, proved by the operations (`flow`)
 per record (vmap)        the graph has no state and no branch on data; it runs for each record separately
-own code, trusted        no graph: the user's Python runs on the records, and the user vouches for it
+own code, trusted        no graph: the user's Python code runs on the records, and the user vouches for it
 """
 
 from collections.abc import Sequence
@@ -37,5 +37,5 @@ GRADES: tuple[Grade, ...] = (BY_CONSTRUCTION, PER_RECORD, TRUSTED)
 
 
 def weakest(grades: Sequence[Grade]) -> Grade:
-    """Return the weakest of several grades (check results); "by construction" if there are none."""
+    """Return the weakest of several grades of record independence; "by construction" if there are none."""
     return max(grades, key=GRADES.index, default=BY_CONSTRUCTION)

@@ -3,8 +3,7 @@
 torch.fx is tried first: layers of torch.nn stay the user's own objects, and calls of them are nodes. If fx cannot
 capture the code (loops over shapes, branches on them), torch.export is tried. Both refuse branches on data, and both
 treat values of Python objects outside the module as constants. A capture is used only if its outputs and gradients
-equal the module's. `Tracing` holds the graphs of one module, one for each kind of arguments, with the proof of each
-(`flow`); `chained` reads off a graph whether a model is a chain of layers, x -> layer -> layer -> scores.
+equal the module's. `Tracing`, called by dpsgd and data, holds the graphs of one module with the proof of each (`flow`).
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ def capture(
 ) -> Captured:
     """Return the graph of `module(*args, **kwargs)`, checked to give the module's outputs and gradients.
 
-    Only shapes and dtypes of records are read. `records` marks the arguments with one slice per record,
-    and `leaf` says which modules stay single nodes. With fx, which is fast, the module is captured twice, and the two
-    captures must be equal.
+    Only shapes and dtypes of records are read. `records` marks the arguments with one slice per record, and `leaf` says
+    which modules stay single nodes. With torch.fx, which is fast, the module is captured twice, and the two captures
+    must be equal.
     """
     inputs, form = flat(args, kwargs)
     sample = synthetic_batch(inputs, records, RECORDS)
     reasons: list[str] = []
-    for way in (_by_fx, _by_export):
+    for method in (_by_fx, _by_export):
         try:
             with restored_state(module):
-                found = way(module, sample, form, records, leaf)
-                if way is _by_fx and not _alike(found, way(module, sample, form, records, leaf)):
+                found = method(module, sample, form, records, leaf)
+                if method is _by_fx and not _equal(found, method(module, sample, form, records, leaf)):
                     raise UntraceableError(_CHANGES)
                 wrong = differs(found, module, sample, form)
                 if wrong is None:
@@ -68,7 +67,7 @@ def capture(
 _CHANGES = "two captures of forward differ, because it depends on Python state or on Python's random numbers"
 
 
-def _alike(first: Captured, second: Captured) -> bool:
+def _equal(first: Captured, second: Captured) -> bool:
     if first.graph.python_code("self").src != second.graph.python_code("self").src:
         return False
     pairs = zip(first.constants, second.constants, strict=True)
@@ -109,9 +108,9 @@ class _FlatModule(nn.Module):
     def __init__(self, module: nn.Module, sample: Sequence[Any], form: TreeSpec) -> None:
         super().__init__()
         self.module, self.sample, self.arguments = module, list(sample), form
-        self.last = SimpleNamespace(form=None, fixed=())  # of the last answer: torch.export puts attributes back
+        self.last = SimpleNamespace(form=None, fixed=())  # of the last outputs: torch.export restores attributes
 
-    def answer(self, *tensors: Any) -> list[Any]:
+    def flat_outputs(self, *tensors: Any) -> list[Any]:
         supply = iter(tensors)
         leaves = [next(supply) if isinstance(x, Tensor) else x for x in self.sample]
         args, kwargs = tree_unflatten(leaves, self.arguments)
@@ -122,10 +121,9 @@ class _FlatModule(nn.Module):
 
     @staticmethod
     def of(module: nn.Module, sample: Sequence[Any], form: TreeSpec) -> _FlatModule:
-        """Return the wrapped module, whose forward has one named argument per tensor."""
         names = ", ".join(f"x{i}" for i in range(sum(isinstance(x, Tensor) for x in sample)))
         space: dict[str, Any] = {}
-        exec(f"def forward(self, {names}):\n    return self.answer({names})", space)  # fx wants names, not *tensors
+        exec(f"def forward(self, {names}):\n    return self.flat_outputs({names})", space)  # fx refuses *tensors
         kind: Any = type("_FlatModule", (_FlatModule,), {"forward": space["forward"]})
         return kind(module, sample, form)  # type: ignore[no-any-return]
 
@@ -143,7 +141,7 @@ def _by_fx(module: nn.Module, sample: Sequence[Any], form: TreeSpec, records: An
     whole = _FlatModule.of(module, sample, form)
     with warnings.catch_warnings(), _len_of_proxies(module):
         warnings.simplefilter("ignore")
-        return _finished(_Tracer(leaf).trace(whole), whole, whole, sample, "fx")
+        return _captured(_Tracer(leaf).trace(whole), whole, whole, sample, "fx")
 
 
 def _by_export(module: nn.Module, sample: Sequence[Any], form: TreeSpec, records: Any, leaf: Leaf) -> Captured:
@@ -151,7 +149,7 @@ def _by_export(module: nn.Module, sample: Sequence[Any], form: TreeSpec, records
     pairs = [(x, own) for x, own in zip(sample, records, strict=True) if isinstance(x, Tensor)]
     layers = {name: part for name, part in module.named_modules() if leaf(part)}
     exported = captured.export_graph(whole, [x for x, _ in pairs], [own for _, own in pairs], layers)
-    return _finished(exported.graph, exported, whole, sample, "export")
+    return _captured(exported.graph, exported, whole, sample, "export")
 
 
 @contextmanager
@@ -162,10 +160,8 @@ def _len_of_proxies(module: nn.Module) -> Iterator[None]:
     held = [value for part in module.modules() for value in vars(part).values()]
     code += [value for value in held if callable(value) and not isinstance(value, fx.Proxy)]  # of a capture before
     spaces = [getattr(inspect.unwrap(function), "__globals__", None) for function in code]
-    python = [
-        space for space in spaces if space is not None and not str(space.get("__name__", "")).startswith("torch.")
-    ]
-    new = {id(space): space for space in python if "len" not in space}
+    new = {id(space): space for space in spaces if space is not None and "len" not in space}
+    new = {key: space for key, space in new.items() if not str(space.get("__name__", "")).startswith("torch.")}
     for space in new.values():
         space["len"] = _len
     try:
@@ -185,10 +181,8 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:160]}"
 
 
-def _finished(graph: fx.Graph, owner: nn.Module, whole: _FlatModule, sample: Sequence[Any], source: str) -> Captured:
-    """Return the captured graph with the parameter names of the user's module, and with its constants as further
-    inputs.
-    """
+def _captured(graph: fx.Graph, owner: nn.Module, whole: _FlatModule, sample: Sequence[Any], source: str) -> Captured:
+    """Return the graph with constants turned into inputs; only tensors of the user's module remain attributes."""
     constants: list[Tensor] = []
     last = next((n for n in reversed(graph.nodes) if n.op == "placeholder"), None)
     for node in [n for n in graph.nodes if n.op in ("call_module", "get_attr")]:
@@ -225,7 +219,6 @@ _HOOKS = {
 
 
 def _refuse_foreign(node: fx.Node) -> None:
-    """Refuse a node that calls a user's function (torch.fx.wrap) or registers a gradient hook."""
     if node.op == "call_method" and node.target in _HOOKS:
         raise UntraceableError(f"{node.target}, which runs Python code outside the graph")
     if node.op == "call_function" and node.target not in _BUILTINS and not captured.torch_function(node.target):
@@ -234,7 +227,7 @@ def _refuse_foreign(node: fx.Node) -> None:
 
 
 def differs(found: Captured, module: nn.Module, sample: list[Any], form: TreeSpec) -> str | None:
-    """Return how the graph differs from the module's forward on synthetic records; None if they agree."""
+    """Return how the graph's values differ from the module's on synthetic records, as a text; None if they agree."""
     try:
         own = _with_gradients(module, module, sample, form)
     except Exception as error:  # whatever the user's forward raises
@@ -262,8 +255,7 @@ def _with_gradients(
 
 
 @torch.no_grad()
-def answers(graph: Captured, module: nn.Module, sample: list[Any], form: TreeSpec, seed: int = 0) -> list[Tensor]:
-    """Return the output tensors of a graph, computed with a fixed torch seed."""
+def _seeded_outputs(graph: Captured, module: nn.Module, sample: list[Any], form: TreeSpec, seed: int) -> list[Tensor]:
     args, kwargs = tree_unflatten(sample, form)
     with forked_rng():
         torch.manual_seed(seed)
@@ -298,7 +290,7 @@ _SIZES = ("size", operator.getitem, getattr, len)  # how Python asks for the num
 
 def chained(graph: Captured, module: nn.Module) -> list[nn.Module]:
     """Return the layers of a graph that is a plain chain of layers; an empty list for any other graph."""
-    if graph.constants or graph.answer.num_leaves != 1:
+    if graph.constants or graph.output_form.num_leaves != 1:
         return []
     found: list[nn.Module] = []
     last: fx.Node | None = None
@@ -308,15 +300,14 @@ def chained(graph: Captured, module: nn.Module) -> list[nn.Module]:
         elif node.op == "output":
             return found if node.all_input_nodes == [last] else []
         elif node.target not in _SIZES or node.op == "call_module":
-            layer = _layer(node, module) if node.args and node.args[0] is last else None
+            layer = _equivalent_layer(node, module) if node.args and node.args[0] is last else None
             if layer is None:
                 return []
             found, last = [*found, layer], node
     return []
 
 
-def _layer(node: fx.Node, module: nn.Module) -> nn.Module | None:
-    """Return the layer that a node calls, or an equivalent layer of torch.nn; None if there is none."""
+def _equivalent_layer(node: fx.Node, module: nn.Module) -> nn.Module | None:
     others = node.args[1:]
     if node.op == "call_module":
         return None if others or node.kwargs else module.get_submodule(str(node.target).partition(".")[2])
@@ -331,11 +322,11 @@ def _layer(node: fx.Node, module: nn.Module) -> nn.Module | None:
 @codec.hides_values
 @dataclass(frozen=True)
 class Traced:
-    """A graph with the reason why one record's output may depend on other records (None: proved independent)."""
+    """Captured graph with the result of its proof of independent records: `reason` is None if it is proved."""
 
     graph: Captured
     reason: Reason | None
-    alone: bool = True  # whether synthetic records get the same answer in a batch and in batches of one
+    alone: bool = True  # whether synthetic records have the same outputs in a batch and in batches of one
     layout: Layout = field(default_factory=Layout)
 
     @property
@@ -344,7 +335,7 @@ class Traced:
 
 
 class Tracing:
-    """All graphs of a module, one per kind of arguments; capturing reads no value of a record.
+    """All captured graphs of a module, one per kind of arguments; capturing reads no value of a record.
 
     `watched` are layers of the module whose record axes are stored in `Traced.layout`.
     """
@@ -357,12 +348,12 @@ class Tracing:
         self.closed = False  # whether the module's own Python has run on data: then no new graph is captured
 
     def graph(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Captured:
-        """Return the graph for arguments of this kind without a proof, or raise `UntraceableError`."""
+        """Return the captured graph for arguments of this kind, or raise `UntraceableError`; nothing is proved."""
         key = self._key(args, kwargs, records)
         if key not in self.graphs:
             if self.closed:
                 raise UntraceableError("records of a new shape, after the module's Python code has run on private data")
-            inputs, form = flat(args, kwargs)  # a graph for other shapes may answer as the module does for these too
+            inputs, form = flat(args, kwargs)  # a graph for other shapes may equal the module for these too
             sample = synthetic_batch(inputs, records, RECORDS)
             alike = [one for other, one in self.graphs.items() if other[:2] == key[:2]]
             known = next((one for one in alike if differs(one, self.module, sample, form) is None), None)
@@ -370,7 +361,7 @@ class Tracing:
         return self.graphs[key]
 
     def of(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Traced:
-        """Return the graph for arguments of this kind, with the result of the independence proof."""
+        """Return the captured graph for arguments of this kind, with its proof of independent records."""
         key = self._key(args, kwargs, records)
         if key not in self.known:
             graph, layout = self.graph(args, kwargs, records), Layout(self.watched)
@@ -382,7 +373,7 @@ class Tracing:
         return self.known[key]
 
     def is_stale(self) -> bool:
-        """Return whether the module now gives other outputs for synthetic records than its graphs."""
+        """Return whether the module was changed, so that its outputs differ from those of its graphs."""
         with restored_state(self.module):
             now = self.modes()
             samples = [(graph, sample, form) for graph, modes, sample, form in self.samples if modes == now]
@@ -393,13 +384,13 @@ class Tracing:
         self.graphs, self.known, self.samples = {}, {}, []
 
     def _alone(self, graph: Captured, sample: list[Any], form: TreeSpec, records: Sequence[bool]) -> bool:
-        """Return whether a record by itself has the same output as in a larger batch; True for random outputs."""
+        """Return whether a record has the same output alone as in a larger batch; True for random outputs."""
         singles = [[x[j : j + 1] if own else x for x, own in zip(sample, records, strict=True)] for j in range(RECORDS)]
-        whole, again = (answers(graph, self.module, sample, form, seed) for seed in (0, 1))
+        whole, again = (_seeded_outputs(graph, self.module, sample, form, seed) for seed in (0, 1))
         if not close(whole, again):
             return True
         try:
-            parts = [answers(graph, self.module, single, form) for single in singles]
+            parts = [_seeded_outputs(graph, self.module, single, form, 0) for single in singles]
         except (RuntimeError, ValueError, IndexError, TypeError):
             return False
         joined = [torch.cat(rows) if rows[0].dim() else rows[0] for rows in zip(*parts, strict=True)]
@@ -411,7 +402,7 @@ class Tracing:
 
     def _key(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Any:
         inputs, form = flat(args, kwargs)  # torch 2.6 cannot hash the form of arguments: its text is hashed
-        return self.modes(), str(form), tuple(_kind(x, own) for x, own in zip(inputs, records, strict=True))
+        return self.modes(), str(form), tuple(_argument_key(x, own) for x, own in zip(inputs, records, strict=True))
 
 
 def _mode(part: nn.Module) -> Any:
@@ -421,8 +412,7 @@ def _mode(part: nn.Module) -> Any:
     return part.training, id(vars(part).get("forward")), *(tuple(found) for found in hooks)
 
 
-def _kind(x: Any, own: bool) -> Any:
-    """Return the key of a graph: shapes and dtypes of tensors (without the number of records), and other arguments."""
+def _argument_key(x: Any, own: bool) -> Any:
     if isinstance(x, Tensor):
         return own, tuple(x.shape[1:] if own else x.shape), x.dtype, x.device.type
     try:
@@ -433,7 +423,7 @@ def _kind(x: Any, own: bool) -> Any:
 
 
 class Function(nn.Module):
-    """A function of tensors (a loss for example) as a module without parameters."""
+    """Module without parameters whose forward is a given function of tensors, such as a loss."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()

@@ -30,25 +30,25 @@ _LIBRARIES = ("torch", "_operator", "math")
 
 
 class UntraceableError(Exception):
-    """Raised where no graph of a user's code can be captured; the message says why."""
+    """Raised if the user's code cannot be captured as a graph; the message says why."""
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class Captured:
-    """A captured forward pass: `function(module, *tensors, *constants)`, with the structure of inputs and outputs."""
+    """Captured forward pass: `function(module, *tensors, *constants)`, with the structure of inputs and outputs."""
 
     graph: fx.Graph
     function: Callable[..., Any]
     constants: tuple[Tensor, ...]
-    answer: TreeSpec
-    fixed: tuple[Any, ...]  # of the answer: what is no tensor, by place; None where a tensor belongs
+    output_form: TreeSpec
+    fixed: tuple[Any, ...]  # outputs that are no tensors, by place; None where a tensor belongs
     tensors: tuple[bool, ...]  # which leaves of the arguments are tensors
     module: nn.Module
     source: str  # "fx" or "export"
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph with the layers of `module` on arguments as `module` takes them."""
+        """Run the graph with the layers of `module`, on the arguments of `module`'s own forward."""
         if self.source == "layers":
             return type(module).forward(module, *args, **kwargs)
         enabled = torch.is_grad_enabled()
@@ -59,20 +59,19 @@ class Captured:
         return self.answered(outputs)
 
     def answered(self, outputs: Any) -> Any:
+        """Return flat output tensors in the structure of the module's own outputs."""
         supply = iter(outputs)
-        leaves = [next(supply) if kept is None else kept.value for kept in self.fixed]
-        return tree_unflatten(leaves, self.answer)
+        leaves = [next(supply) if constant is None else constant.value for constant in self.fixed]
+        return tree_unflatten(leaves, self.output_form)
 
     def fed(self, inputs: Sequence[Any]) -> list[Tensor]:
-        """Return the tensors that a graph takes as inputs: those among the flat arguments, then the graph's
-        constants.
-        """
+        """Return the graph's input tensors: those among the flat arguments, then the graph's constants."""
         constants = [tensor.clone() for tensor in self.constants] if self.writes else self.constants
         return [*(x for x in inputs if isinstance(x, Tensor)), *constants]
 
     @cached_property
     def writes(self) -> bool:
-        """Whether a node may write in place; if so every call gets fresh copies of the constants."""
+        """Whether an operation may write in place; every call then gets fresh copies of the constants."""
         return any(_may_write(node, self.module) for node in self.graph.nodes)
 
     def as_module(self) -> fx.GraphModule:
@@ -84,7 +83,7 @@ class Captured:
 
 @dataclass(frozen=True)
 class GraphSelf:
-    """Object that a graph's code calls `self`: the user's model, and the functions that run regions of the graph."""
+    """The object `self` in the code of a graph: the user's model, and functions that run regions of the graph."""
 
     module: nn.Module
     regions: Any = None
@@ -96,7 +95,7 @@ class Fixed:
 
 
 def flat(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
-    """Return the flat arguments, keywords in alphabetical order, and their pytree structure."""
+    """Return all arguments as a flat list, keywords in alphabetical order, and their pytree structure."""
     leaves, form = tree_flatten((tuple(args), dict(sorted(kwargs.items()))))
     return leaves, form
 
@@ -119,7 +118,7 @@ def synthetic_batch(inputs: Sequence[Any], records: Sequence[bool], count: int) 
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    """Context in which recurrent layers run by plain operations; torch's generators are restored afterwards."""
+    """Context in which recurrent layers run by plain ATen operations; torch's generators are restored afterwards."""
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -150,7 +149,7 @@ def torch_layer(module: nn.Module) -> bool:
 
 
 def torch_written(module: nn.Module, libraries: tuple[str, ...] = ("torch.nn.modules.",)) -> bool:
-    """Return whether a call of the module runs only these libraries' code (submodules not counted)."""
+    """Return whether a call of the module, not counting submodules, runs only code of these libraries."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     plain = type(module).__module__.startswith(libraries) and "forward" not in vars(module)
     return plain and not hooks and all(torch_function(value) for value in vars(module).values() if callable(value))
@@ -164,7 +163,7 @@ def torch_function(function: Any) -> bool:
 
 
 def compile_graph(graph: fx.Graph, module: nn.Module) -> Callable[..., Any]:
-    """Compile a graph into a Python function, `function(self, *inputs)`."""
+    """Return a graph compiled into a Python function `function(self, *inputs)`."""
     graph.set_codegen(CodeGen())
     code = graph.python_code("self")
     space = dict(code.globals)
@@ -174,7 +173,7 @@ def compile_graph(graph: fx.Graph, module: nn.Module) -> Callable[..., Any]:
 
 
 def layer_call(node: fx.Node, names: Container[str]) -> tuple[str, str] | None:
-    """Return the call and name of the outermost of these modules that contains a node."""
+    """Return the call and the name of the outermost module in `names` whose forward contains a node."""
     for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
         name = str(path).removeprefix("module").removeprefix(".")
         if name in names:
@@ -183,7 +182,7 @@ def layer_call(node: fx.Node, names: Container[str]) -> tuple[str, str] | None:
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Return whether a node must stay though its result is unused: an input, or an in-place operation."""
+    """Return whether a node must stay even if its result is unused, as inputs and in-place operations must."""
     if node.op in ("placeholder", "output", "call_module") or node.target is torch._C._set_grad_enabled:
         return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -192,7 +191,6 @@ def has_effect(node: fx.Node) -> bool:
 
 
 def _may_write(node: fx.Node, module: nn.Module) -> bool:
-    """Return whether a node may write into its inputs: an in-place operation, an `out` argument, or an inplace flag."""
     if node.op == "call_module":
         layer = module.get_submodule(str(node.target).partition(".")[2])
         return any(getattr(part, "inplace", False) for part in layer.modules())
@@ -228,7 +226,6 @@ def export_graph(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Context without warnings and logs of torch.export, whose errors this package reports itself."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -240,7 +237,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _inline_no_grad(flattened: fx.GraphModule) -> None:
-    """Inline subgraphs under torch.no_grad() into the graph, between calls that switch gradients off and on."""
+    """Inline subgraphs under torch.no_grad(), between calls that switch gradients off and on."""
     graph = flattened.graph
     for node in list(graph.nodes):
         if getattr(node.target, "__name__", "") != "wrap_with_set_grad_enabled":

@@ -43,25 +43,24 @@ _SIZED = {
 
 
 class Reason(str):
-    """Text that says why one record may influence another's output; `certain` if an operation surely mixes records."""
+    """Reason, as a text, why one record may influence another record's output."""
 
-    certain: bool
+    certain: bool  # whether an operation mixes records for sure
 
     def __new__(cls, why: str, certain: bool = False) -> Reason:
-        made = super().__new__(cls, why)
-        made.certain = certain
-        return made
+        reason = super().__new__(cls, why)
+        reason.certain = certain
+        return reason
 
 
 @dataclass
 class Layout:
-    """Record axes of each node's result by node name, and of the inputs of `watched` layers (None: no records).
+    """Record axes of the results of a graph's nodes, by node name, and of the inputs of `watched` layers.
 
-    Layers inside a layer of torch.nn are called by torch's code, not by a node, so their forward is watched. For every
-    call of a watched layer, `layers` holds the place of the records in each input and the size of its first dimension.
+    For every call of a watched layer, `layers` holds the record axis and the first dimension's size of each input.
     """
 
-    watched: Collection[nn.Module] = ()
+    watched: Collection[nn.Module] = ()  # layers inside a layer of torch.nn, which no node calls
     nodes: dict[str, Rows | None] = field(default_factory=dict)
     layers: dict[nn.Module, list[list[tuple[Rows | None, int]]]] = field(default_factory=dict)
 
@@ -69,10 +68,10 @@ class Layout:
 def dependence(
     graph: Captured, inputs: Sequence[Any], records: Sequence[bool], layout: Layout | None = None
 ) -> Reason | None:
-    """Return why one record's output may depend on other records; None if independence is proved.
+    """Return the reason why one record's output may depend on other records; None if independence is proved.
 
-    `inputs` are the flat arguments of the graph and `records` says which of them hold one slice per record. Every
-    tensor of the output must hold the records along its first dimension. `layout` is filled in, if there is one.
+    `inputs` are the flat arguments of the graph, and `records` says which of them hold one slice per record. Every
+    output tensor must hold the records along its first dimension. Record axes are stored in `layout`.
     """
     runs = [synthetic_batch(inputs, records, count) for count in BATCHES]
     layout = Layout() if layout is None else layout
@@ -92,30 +91,26 @@ def dependence(
 
 @dataclass
 class _Step:
-    """One operation of the first run: its name, numeric arguments, and output shapes."""
-
     name: str
     numbers: list[Any]
     shapes: list[tuple[int, ...]]
 
 
 class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """One run of the graph; the second run compares each operation with that of the first run, and applies the
-    rules.
-    """
+    """One run of a graph; the second run compares each operation with that of the first, and applies its rule."""
 
     def __init__(self, records: int, known: list[_Step] | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.records, self.known, self.steps = records, known, list[_Step]()
-        self.held: dict[int, tuple[Tensor, Rows | None]] = {}  # tensors are kept, so that no identity comes twice
-        self.unknown: dict[int, Tensor] = {}  # outputs that no rule speaks of
+        self.held: dict[int, tuple[Tensor, Rows | None]] = {}  # holds tensors, so that no id is used twice
+        self.unknown: dict[int, Tensor] = {}  # outputs without a rule
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here, and True would import torch's compiler: two seconds
 
     def watch(self, layer: nn.Module, layout: Layout) -> Any:
-        """Return the layer's forward wrapped to store in `layout` where records lie in its inputs."""
+        """Return the layer's forward, wrapped to store the record axes of its inputs in `layout`."""
         plain, found = layer.forward, layout.layers.setdefault(layer, [])
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -126,9 +121,9 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return forward
 
     def rows(self, tensor: Tensor) -> Rows | None:
-        """Return where records lie in a tensor; None for public tensors."""
+        """Return the record axis of a tensor; None for public tensors."""
         if id(tensor) in self.unknown:
-            raise MixesError("a second output of an operation, for which there is no rule")
+            raise MixesError("a second output of an operation that is checked for its first output only")
         found = self.held.get(id(tensor))
         return None if found is None else found[1]
 
@@ -140,7 +135,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _SILENT:
             self.place(output, self.rows(args[0]))
             return output
-        arguments = _bound(func, args, kwargs or {})
+        arguments = _arguments_by_name(func, args, kwargs or {})
         outputs = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
         sizes = SIZES if name in SIZED else frozenset()
         leaves = tree_flatten([value for key, value in arguments.items() if key not in sizes])[0]
@@ -155,9 +150,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _first_step(self, name: str, outputs: list[Tensor], step: _Step, known: list[_Step]) -> _Step:
-        """Return the first run's operation at this position; refuse an operation whose numbers differ between the two
-        runs.
-        """
+        """Return the operation of the first run that corresponds to `step`; refuse it if its numbers differ."""
         at = len(self.steps) - 1
         before = known[at] if at < len(known) else None
         if before is None or before.name != step.name or len(before.shapes) != len(step.shapes):
@@ -184,7 +177,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if number and base in FIRST_ONLY:
                 self.unknown[id(leaf)] = leaf
                 continue
-            self.place(leaf, self._fitting(leaf, shape, rows, base))
+            self.place(leaf, self._checked_axis(leaf, shape, rows, base))
 
     def _rule(self, func: Any, base: str, arguments: dict[str, Any], outputs: list[Tensor]) -> Rows:
         rule = RULES.get(base)
@@ -196,8 +189,8 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise MixesError(f"{base}, an operation without a rule, which may mix records")
         return rule(Call(base, arguments, self.rows, outputs[0], self.records))
 
-    def _fitting(self, leaf: Tensor, before: tuple[int, ...], rows: Rows | None, base: str) -> Rows | None:
-        """Refuse an output whose shape does not fit its stated record axis."""
+    def _checked_axis(self, leaf: Tensor, before: tuple[int, ...], rows: Rows | None, base: str) -> Rows | None:
+        """Return an output's record axis; refuse an output whose shapes in the two runs do not agree with the axis."""
         differing = [d for d in range(leaf.dim()) if leaf.shape[d] != before[d]] if leaf.dim() == len(before) else None
         if rows is None and differing and base in UNIFORM and len(differing) == 1:
             rows = Rows(differing[0], 1, leaf.shape[differing[0]] // self.records)
@@ -210,14 +203,12 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return rows
 
     def _holds(self, arguments: dict[str, Any], position: bool = False) -> bool:
-        """Return whether an argument holds records or, with `position`, indices of records in the batch."""
         leaves = tree_flatten(list(arguments.values()))[0]
         found = [self.rows(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
         return any(rows is not None and (rows.position or not position) for rows in found)
 
 
-def _bound(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments by the names of the operation's schema, with its defaults."""
+def _arguments_by_name(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     schema = func._schema.arguments
     defaults = {a.name: a.default_value for a in schema if a.has_default_value() and a.default_value is not None}
     found = {**defaults, **dict(zip((a.name for a in schema), args, strict=False)), **kwargs}
@@ -315,7 +306,7 @@ class _Reader(fx.Interpreter):
 
 
 def _leaves(n: fx.Node, result: Any) -> list[Any]:
-    """Return the values in a node's result; of a layer without None, which attention gives for weights not asked."""
+    # A layer's None is omitted: attention returns it in place of weights
     return [leaf for leaf in tree_flatten(result)[0] if n.op != "call_module" or leaf is not None]
 
 

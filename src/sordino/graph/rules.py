@@ -1,14 +1,13 @@
 """Table of rules for ATen operations: the record axis of an output, given the record axes of the inputs.
 
-Read by `flow`. A tensor of a batch has one dimension along which records lie. With o = outer, b records and i = inner
-entries for each,
+`flow` reads it. A tensor of a batch has one dimension along which its records lie. With b records, o = outer and
+i = inner entries,
 
     size[dim] = o b i,   entry e of that dimension belongs to record (e // i) mod b
 
-so `view` may merge and split dimensions. A rule returns the output's `Rows`, or raises `MixesError`: the operation
-reads along that dimension, so an output for one record depends on other records. Rules read shapes and dimensions, no
-values. An operation whose inputs hold no records needs no rule; one outside the table may let records influence each
-other.
+so that `view` may merge and split dimensions. A rule returns the output's `Rows`, or raises `MixesError` if the
+operation reads along that dimension, so that an output for one record depends on other records. Rules read shapes and
+dimensions, no values. An operation whose inputs hold no records needs no rule; one without a rule may mix records.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ class MixesError(Exception):
 
 @dataclass(frozen=True)
 class Rows:
-    """Place of the records in a tensor: along `dim`, whose size is outer x records x inner.
+    """Record axis of a tensor: records lie along `dim`, whose size is outer x records x inner.
 
-    `position`: the entries are the indices of the records in the batch (an arange), allowed in x[indices] alone.
+    With `position`, the entries are the records' own indices in the batch (an arange), allowed in x[indices] alone.
     """
 
     dim: int
@@ -43,13 +42,13 @@ class Rows:
     position: bool = False
 
     def size(self, records: int) -> int:
-        """Return the dimension's size in a batch of this many records."""
+        """Return the size of dimension `dim` in a batch of so many records."""
         return self.outer * records * self.inner
 
 
 @dataclass(frozen=True)
 class Call:
-    """One operation: arguments by name, the record axis of each tensor argument, and the first output."""
+    """One operation of a run: its arguments by name, the record axes of its tensors, and its first output."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -58,7 +57,7 @@ class Call:
     records: int
 
     def of(self, name: str) -> Rows | None:
-        """Return the record axis of an argument; None for a tensor without records, or no tensor."""
+        """Return the record axis of an argument; None if it is no tensor, or a tensor without records."""
         value = self.arguments.get(name)
         return self.rows(value) if isinstance(value, Tensor) else None
 
@@ -68,19 +67,19 @@ class Call:
         return found
 
     def own(self, name: str = "self") -> Rows:
-        """Return the record axis of an argument; refuse a call with records only in other arguments."""
+        """Return the record axis of an argument; raise `MixesError` if only other arguments hold records."""
         found = self.of(name)
         if found is None:
             raise MixesError(f"{self.name} with records in other arguments than '{name}'")
         return found
 
     def dims(self) -> set[int]:
-        """Return the dimensions in the arguments `dim` or `dims`; the empty set if there are none."""
+        """Return the dimensions that the argument `dim` or `dims` names; an empty set if there is neither."""
         named, width = self.arguments.get("dim", self.arguments.get("dims")), self.tensor().dim()
         return {_place(d, width) for d in ([named] if isinstance(named, int) else named or [])}
 
     def public(self, *names: str) -> None:
-        """Refuse a call with records in these arguments."""
+        """Raise `MixesError` if one of these arguments holds records."""
         if any(self.of(name) is not None for name in names):
             raise MixesError(f"{self.name} with records in {' or '.join(names)}")
 
@@ -103,25 +102,22 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def pointwise(call: Call) -> Rows:
-    """Rule of operations entry by entry, with broadcasting: all inputs must hold the records in the same place."""
+    """Rule of elementwise operations, with broadcasting: all inputs must have the same record axis."""
     width = call.output.dim()
-    found = {
-        replace(rows, dim=rows.dim + width - value.dim())
-        for value in _tensors(call.arguments.values())
-        if (rows := call.rows(value)) is not None
-    }
+    axes = [(value, call.rows(value)) for value in _tensors(call.arguments.values())]
+    found = {replace(rows, dim=rows.dim + width - value.dim()) for value, rows in axes if rows is not None}
     if len(found) != 1:
         raise call.mixes(_OTHER_DIMS)
     return found.pop()
 
 
 def same(call: Call) -> Rows:
-    """Rule of operations whose output has the first argument's record axis: copies, and random numbers of its shape."""
+    """Rule of operations whose output has the first argument's shape, such as copies and random numbers."""
     return call.own(next(iter(call.arguments)))
 
 
 def view(call: Call) -> Rows:
-    """Rule of views: row-major order is kept, so the stride of record(e) = (e // stride) mod b stays the same."""
+    """Rule of `view` and `reshape`, which keep the row-major order, so that the record axis is found by its stride."""
     rows, after = call.own(), call.output.shape
     stride = rows.inner * prod(call.tensor().shape[rows.dim + 1 :])
     for dim in range(len(after)):  # in which the record index lies whole
@@ -138,7 +134,7 @@ def permute(call: Call) -> Rows:
 
 
 def transpose(call: Call) -> Rows:
-    """Rule of `transpose` of two dimensions, and of `t` of a matrix."""
+    """Rule of `transpose` and `t`, which exchange two dimensions."""
     rows, width = call.own(), call.tensor().dim()
     if "dim0" not in call.arguments and width != 2:
         return rows
@@ -152,7 +148,7 @@ def unsqueeze(call: Call) -> Rows:
 
 
 def squeeze(call: Call) -> Rows:
-    """Rule of `squeeze` of given dimensions; without them a batch of one record would lose its record axis."""
+    """Rule of `squeeze`, which must name dimensions: else a batch of one record would lose its record axis."""
     rows, shape, dims = call.own(), call.tensor().shape, call.dims()
     if call.arguments.get("dim") is None:
         raise call.mixes("without a dimension, which changes a batch of one record", certain=False)
@@ -170,7 +166,7 @@ def select(call: Call) -> Rows:
 
 
 def along(call: Call) -> Rows:
-    """Rule of operations along named dimensions that keep them: softmax, cumulative sums, sorting, splitting."""
+    """Rule of softmax, cumulative sums, sorting and splitting along dimensions other than the record axis."""
     rows, dims = call.own(), call.dims()
     if not dims:
         raise call.mixes("over all entries of a batch")
@@ -180,7 +176,7 @@ def along(call: Call) -> Rows:
 
 
 def slice_(call: Call) -> Rows:
-    """Rule of slices, along a dimension other than the record axis, or of all records."""
+    """Rule of slices along a dimension other than the record axis, and of slices that contain all records."""
     rows, tensor = call.own(), call.tensor()
     whole = call.output.shape[rows.dim] == tensor.shape[rows.dim] if call.output.dim() == tensor.dim() else False
     everything = call.arguments.get("start") in (None, 0) and call.arguments.get("step", 1) == 1 and whole
@@ -191,7 +187,7 @@ def slice_(call: Call) -> Rows:
 
 
 def expand(call: Call) -> Rows:
-    """Rule of `expand`: new leading dimensions, and dimensions of size one repeated."""
+    """Rule of `expand`, which adds leading dimensions and repeats dimensions of size one."""
     rows = call.own()
     return replace(rows, dim=rows.dim + call.output.dim() - call.tensor().dim())
 
@@ -205,15 +201,14 @@ def repeat(call: Call) -> Rows:
 
 
 def reduction(call: Call) -> Rows:
-    """Rule of reductions over named dimensions, which are removed unless keepdim."""
+    """Rule of reductions over dimensions other than the record axis, which are removed unless `keepdim` is set."""
     rows, dims = call.own(), call.dims()
     if not dims:
         raise call.mixes("over all entries of a batch")
     if rows.dim in dims:
         raise call.mixes("over the records of a batch")
-    return (
-        rows if call.arguments.get("keepdim", False) else replace(rows, dim=rows.dim - sum(d < rows.dim for d in dims))
-    )
+    removed = 0 if call.arguments.get("keepdim", False) else sum(d < rows.dim for d in dims)
+    return replace(rows, dim=rows.dim - removed)
 
 
 def product(left: Rows | None, right: Rows | None, call: Call, batched: int = 0) -> Rows:
@@ -233,7 +228,7 @@ def product(left: Rows | None, right: Rows | None, call: Call, batched: int = 0)
 
 
 def added_matrices(call: Call) -> Rows:
-    """Rule of beta input + A B, with broadcasting of the input."""
+    """Rule of `addmm` and `baddbmm`, which add an input, with broadcasting, to a matrix product."""
     first, second, batched = ("mat1", "mat2", 0) if "mat1" in call.arguments else ("batch1", "batch2", 1)
     if call.of(first) is None and call.of(second) is None:
         raise call.mixes("of public matrices and records")
@@ -246,7 +241,9 @@ def added_matrices(call: Call) -> Rows:
 def of_input(
     name: str, why: str, fits: Callable[[Rows, Call], bool] = lambda rows, call: True, public: str = "weight bias"
 ) -> Rule:
-    """Return the rule of operations with records only in argument `name`; the output has the same record axis."""
+    """Return the rule of operations with records in argument `name` alone, whose axis the output has too.
+
+    `fits` checks that axis, and `why` is the reason if it does not fit; the arguments in `public` hold no records."""
 
     def rule(call: Call) -> Rows:
         call.public(*public.split())
@@ -259,7 +256,7 @@ def of_input(
 
 
 def trailing(count: int) -> Rule:
-    """Return the rule of operations on the last `count` dimensions that treat all other dimensions as batch."""
+    """Return the rule of operations on the last `count` dimensions, which must not contain the record axis."""
 
     def rule(call: Call) -> Rows:
         name = next(iter(call.arguments))
@@ -273,7 +270,7 @@ def trailing(count: int) -> Rule:
 
 
 def batch_norm(call: Call) -> Rows:
-    """Rule of batch norm: allowed with fixed statistics, or if each record has its own channels."""
+    """Rule of batch norm, which is allowed with fixed statistics, or if each record has its own channels."""
     rows = call.own("input")
     training = call.arguments.get("training", call.arguments.get("train", True))
     if training and (rows.dim != 1 or call.arguments.get("running_mean") is not None):
@@ -284,9 +281,7 @@ def batch_norm(call: Call) -> Rows:
 
 
 def together(*names: str) -> Rule:
-    """Return the rule of operations along one dimension of several arguments whose records lie along another, common
-    axis.
-    """
+    """Return the rule of `gather` and `scatter`: these arguments have one record axis, and `dim` is another one."""
 
     def rule(call: Call) -> Rows:
         found = {call.of(name) for name in names if isinstance(call.arguments.get(name), Tensor)}
@@ -299,7 +294,7 @@ def together(*names: str) -> Rule:
 
 
 def attention(call: Call) -> Rows:
-    """Rule of attention, softmax(q k^T) v of [records, heads, tokens, width]."""
+    """Rule of attention softmax(q k^T) v, whose arguments are [records, heads, tokens, width]."""
     found = {call.of(name) for name in ("query", "key", "value")}
     rows = found.pop() if len(found) == 1 else None
     if rows is None or rows.dim > 1:
@@ -359,7 +354,7 @@ def cat(call: Call) -> Rows:
 
 
 def unreduced_loss(call: Call) -> Rows:
-    """Rule of losses with reduction='none': entry by entry, or -log p of a class of [records, classes, ...]."""
+    """Rule of losses with reduction='none': elementwise losses, and -log p of a class for [records, classes, ...]."""
     if call.arguments.get("reduction", 1) != 0:
         raise call.mixes("with a mean or a sum over the batch (reduction='none' keeps a term for each record)")
     if not call.name.startswith("nll"):

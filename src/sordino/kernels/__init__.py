@@ -1,4 +1,4 @@
-"""Compiled inner loops (numba, `pip install 'sordino[fast]'`), called by engines/ and dpsgd/.
+"""Compiled inner loops (numba, `pip install 'sordino[fast]'`), which engines/ and dpsgd/ call.
 
 Each loop equals a few lines of torch up to rounding; the torch lines run where numba is missing or with
 SORDINO_KERNELS=off. The code is compiled on first use (seconds) and cached for the next process; a run's header names
@@ -16,13 +16,12 @@ AVAILABLE = os.environ.get("SORDINO_KERNELS") != "off" and importlib.util.find_s
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function as machine code, compiled at its first call; needs numba."""
+    """Return the function as machine code, which numba compiles at the first call."""
     from numba import njit
 
     # Sums may be taken in another order and products fused with them; infinities and NaN keep their meaning.
     settings: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}, "nogil": True}
     try:
-        made: Callable[..., Any] = njit(cache=True, **settings)(function)
+        return njit(cache=True, **settings)(function)  # type: ignore[no-any-return]
     except RuntimeError:  # no folder that may be written to: compiled again in every process
-        made = njit(**settings)(function)
-    return made
+        return njit(**settings)(function)  # type: ignore[no-any-return]

@@ -1,9 +1,9 @@
 """Budgets of clients, and charges of deployed runs. Called by the loop, by servers and by silos.
 
 `Filter` refuses the round in which a client would exceed its budget. Each participation is one release without
-amplification (who enforces the budget sees who takes part), so a budget allows a fixed number of rounds: the largest
-one for which accounting proves (epsilon, delta). Counting against a fixed number is safe even if later cohorts depend
-on earlier releases, since the bound is that of k-fold composition.
+amplification, since whoever enforces the budget sees who takes part. So a budget allows a fixed number k of rounds, the
+largest for which accounting proves (epsilon, delta). This is safe even if later cohorts depend on earlier releases,
+since the bound is that of k-fold composition.
 
 `SiloCost` is the cost that a silo charges to its ledger. A silo sees only the rounds in which it takes part. So a cost
 that relies on amplification by the server's secret sampling is charged at admission for the whole run, and so is a
@@ -11,10 +11,10 @@ release whose noise is one event for the whole run. Every other cost is charged 
 
 `ClientCharges` counts on the server how often each client was charged, from requests and from the silos' receipts:
 
-    charges of a client = max(last receipt + requests since - refusals since,  lower bound that the server knows)
+    charges of a client = max(last receipt + requests since - refusals since,  rounds with a reply of the client)
 
-A repeated job is answered with stored bytes, without a new charge, where silos store their messages. The lower bound is
-the number of rounds that the client has answered or, where the server draws the noise, all rounds that have run.
+If the server draws the noise, all requests count instead of the rounds with a reply. A silo that stores its messages
+answers a repeated job with the stored bytes, without a new charge.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def _releases_per_round(plan: Plan) -> int:
 # ---- a budget per client
 @dataclass(frozen=True)
 class Filter:
-    """Privacy filter over rounds: numbers of `allowed` and of `spent` rounds of every client.
+    """Privacy filter over rounds: the numbers of `allowed` and of `spent` rounds of each client.
 
-    Where the batches of an epoch are disjoint, releases of one record are counted instead of rounds: a round costs one
-    for each epoch that it begins or, if the round is repeated, for each epoch that it reads from.
+    If the batches of an epoch are disjoint, releases of one record are counted instead of rounds: a round costs one for
+    each epoch that it begins or, if the round is repeated, for each epoch that it reads from.
     """
 
     allowed: Counts
@@ -65,13 +65,14 @@ class Filter:
     elsewhere: ClientCharges | None = field(default=None, repr=False)  # where every client has its own ledger
 
     def check(self, cohort: Cohort, t: int = 0) -> None:
-        """Refuse the cohort of round t if a client has no budget left for it; called before the round starts."""
+        """Refuse the cohort of round t if a client has no budget left for this round."""
         over = cohort[self.spent[cohort] + self._cost(cohort, t) > self.allowed[cohort]]
         if len(over):
             first = int(over[0])
             raise BudgetError(
                 f"the next round would exceed the budget of {len(over)} client(s), first client {first}, "
-                f"whose budget allows {self.allowed[first]} round(s); the round was not run",
+                f"whose budget allows {self.allowed[first]} round(s); the round was not run; fix: plan fewer rounds, "
+                "add noise, or raise the budget",
                 refused=(t, cohort),
             )
 
@@ -80,9 +81,7 @@ class Filter:
         self.ask(cohort, t)
 
     def ask(self, cohort: Cohort, t: int) -> None:
-        """Count a charged round for its cohort, without a check of the budget; also for rounds read from a charge
-        log.
-        """
+        """Count a round for its cohort without checking the budget."""
         self.spent[cohort] += self._cost(cohort, t)
         if self.epochs is not None:
             self.epochs.note(cohort, t)
@@ -90,10 +89,10 @@ class Filter:
             self.elsewhere.ask(cohort, t)
 
     def add_receipts(self, refused: Iterable[int], charged: Iterable[tuple[int, int]], t: int) -> None:
-        """Correct the counts of round t by the silos' receipts: a silo that refused is not charged, and a silo that
-        was killed may have charged twice.
+        """Correct the counts of round t by the silos' receipts: pairs of a client and its number of charges.
 
-        If epochs are counted, every charge beyond the requested ones counts as one whole round.
+        A silo that refused is not charged, and a silo that was killed may have charged twice. If epochs are counted,
+        every charge beyond the requested ones counts as one whole round.
         """
         if self.elsewhere is None:
             return
@@ -106,14 +105,13 @@ class Filter:
             self.spent[:] += np.maximum(beyond, 0) * self.epochs.steps
 
     def _cost(self, cohort: Cohort, t: int) -> Counts:
-        """Return the number of new releases of each client in round t; a repeated job has none."""
         cost = np.ones(len(cohort), dtype=np.int64) if self.epochs is None else self.epochs.begun(cohort, t)
         return cost if self.elsewhere is None else np.where(self.elsewhere.again(cohort, t), 0, cost)
 
 
 @dataclass(frozen=True)
 class Epochs:
-    """Progress of every silo through its records: the last epoch that was read, and the silo's rounds."""
+    """Progress of each silo through its records: the last epoch that it has read, and its rounds."""
 
     reads: RecordSampler
     steps: int  # of a silo in one round
@@ -121,9 +119,7 @@ class Epochs:
     read: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
 
     def begun(self, cohort: Cohort, t: int) -> Counts:
-        """Return how many epochs round t begins for each client; if the round is repeated, how many epochs it reads
-        from.
-        """
+        """Return the number of epochs that round t begins for each client, or reads from if it is repeated."""
         first, end = self._touched(cohort, t)
         again = self.read[t][cohort] if t in self.read else np.zeros(len(cohort), dtype=np.bool_)
         cost: Counts = np.where(again, end - first + 1, end - np.maximum(self.last[cohort], first - 1))
@@ -134,13 +130,13 @@ class Epochs:
         self.read.setdefault(t, np.zeros(len(self.last), dtype=np.bool_))[cohort] = True
 
     def _touched(self, cohort: Cohort, t: int) -> Counts:
-        """Return the first and the last epoch [2, m] that round t reads, for each of m clients."""
+        """Return the first and the last epoch, [2, m], that round t reads, for each of m clients."""
         ends = (t * self.steps, (t + 1) * self.steps - 1)
         return np.asarray([[self.reads.epoch(step, int(silo)) for silo in cohort] for step in ends], dtype=np.int64)
 
 
 def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None = None) -> Filter:
-    """Return the filter of a plan whose cohorts are visible; `own` overrides the budget of single clients."""
+    """Return the privacy filter of a plan with visible cohorts; `own` has budgets that differ, by client."""
     if plan.clients.random and not {"cohort", "messages"} & plan.release.sees:  # of either unit
         found = "budgets per client in a plan with secret cohorts: a refused round would reveal its cohort"
         needed = "a release that shows the cohort (noise_shares, local_noise), or a public sampler"
@@ -156,9 +152,9 @@ def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None =
 
 
 def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) -> None:
-    """Refuse a plan that client budgets would certainly stop before its last round.
+    """Refuse a plan that client budgets would almost certainly stop before its last round.
 
-    Public cohorts are counted. With random cohorts a plan is refused if some client stays within its allowed rounds
+    Public cohorts are counted. With random cohorts, a plan is refused if some client stays within its allowed rounds
     with probability below 1e-6.
     """
     needed, allowed = _needed(plan, budget), budget.allowed
@@ -174,21 +170,20 @@ def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) ->
     who = repr(names[first]) if names else str(first)
     often = "about " * plan.clients.random + f"{needed[first]:.4g}"
     found = f"{plan.rounds} rounds, {often} of them with client {who}, whose budget allows {allowed[first]} rounds"
-    fix = "fewer rounds, more noise (sordino calibrate), or a larger budget"
+    fix = "plan fewer rounds, add noise (sordino calibrate), or raise the budget"
     raise PlanError("client budget", found, "a plan within the clients' budgets", fix)
 
 
 def _needed(plan: Plan, budget: Filter) -> NDArray[np.float64]:
-    """Return each client's planned number of rounds or, where epochs are counted, of releases of one record."""
+    """Return each client's planned number of rounds or, if epochs are counted, of releases of one record."""
     turns = plan.clients.participations(plan.rounds)
     if budget.epochs is None:
         return turns
     planned = [Participation(plan.rounds, math.ceil(n)) for n in turns]
     if plan.release.correlated:
         parts = (plan.clients, plan.local, plan.release)
-        return np.asarray(
-            [composition.reads_of(*parts, one, silo) for silo, one in enumerate(planned)], dtype=np.float64
-        )
+        each = [composition.reads_of(*parts, one, silo) for silo, one in enumerate(planned)]
+        return np.asarray(each, dtype=np.float64)
     rounds = replace(plan, prepare=())
     lines = [rounds.cost(one, silo).line("cohort") for silo, one in enumerate(planned)]
     return np.asarray([sum(count for _, count in line.entries) for line in lines], dtype=np.float64)
@@ -198,7 +193,6 @@ _KNOWN: dict[tuple[str, Line, Budget], int] = {}  # clients with the same line a
 
 
 def _max_rounds(plan: Plan, digest: str, client: int, budget: Budget) -> int:
-    """Return the largest number of rounds whose cost is within a client's budget."""
     key = digest, plan.forecast.line("cohort", client), budget
     if key not in _KNOWN:
         try:
@@ -209,7 +203,7 @@ def _max_rounds(plan: Plan, digest: str, client: int, budget: Budget) -> int:
 
 
 def _line(plan: Plan, client: int, n: int) -> Line:
-    """Return the cost of n rounds of a client or, where batches of an epoch are disjoint, n releases of one record."""
+    """Return the cost of n rounds of a client or, if batches of an epoch are disjoint, of n releases of one record."""
     if plan.local.reads is None or not plan.local.reads.disjoint:
         return plan.cost(Participation(max(n, plan.rounds), n), client).line("cohort")
     line = replace(plan, prepare=()).cost(Participation(plan.rounds, plan.rounds), client).line("cohort", client)
@@ -224,7 +218,7 @@ def _line(plan: Plan, client: int, n: int) -> Line:
 # ---- charges of deployed runs
 @dataclass(frozen=True)
 class SiloCost:
-    """Privacy cost of a plan to one silo's data, as charges to the silo's ledger, against one adversary."""
+    """Charges of a plan to one silo's ledger: the plan's cost to that silo's data, against one adversary."""
 
     plan: Plan
     silo: int
@@ -245,8 +239,10 @@ class SiloCost:
 
     @property
     def asked(self) -> Request:
-        """Request for admission to the ledger: the cost of all planned rounds; with random cohorts, of the expected
-        number of rounds with this silo."""
+        """Request for admission to the ledger: the cost of all planned rounds with this silo.
+
+        If cohorts are random, it is the cost of the expected number of such rounds, rounded up.
+        """
         line = self.plan.forecast.line(self.adversary, self.silo)
         if self.whole:
             items = tuple(Item(event, count) for event, count in line.entries if count)
@@ -256,11 +252,11 @@ class SiloCost:
                 items = tuple(item for t in range(rounds) for item in self.job(t))
             else:
                 items = tuple(Item(event, count) for event, count in self._line(rounds).entries if count)
-        unit: Protected = "person" if self.persons and self.plan.unit == "record" else self.plan.unit
+        unit: Protected = "user" if self.persons and self.plan.unit == "record" else self.plan.unit
         return Request(unit, line.relation, items, self.plan.hash)
 
     def job(self, t: int) -> tuple[Item, ...]:
-        """Return the cost of one message of round t; in a run charged at admission, the cost of a repeated message."""
+        """Return the cost of one message of round t; if the run was charged at admission, of a repeated message."""
         if self.plan.release.correlated:  # a repeated round with correlated noise has no bound
             return (Item(Unprotected()),)
         blocks, entries = self._blocks(t), self._line(1).entries
@@ -270,12 +266,11 @@ class SiloCost:
         return tuple(Item(event, 1, block) for block in blocks)
 
     def _line(self, rounds: int) -> Line:
-        """Return the cost of `rounds` rounds with this silo, without amplification by the sampling of silos."""
+        """Return the cost of rounds with this silo, without amplification by the sampling of silos."""
         seen: Adversary = "messages" if self.adversary == "messages" else "cohort"
         return self.plan.cost(Participation(rounds, rounds), self.silo).line(seen, self.silo)
 
     def _blocks(self, t: int) -> list[Block] | None:
-        """Return the block of records that each step of round t reads; None if batches are not blocks."""
         reads, steps = self.plan.local.reads, _releases_per_round(self.plan)
         if reads is None:
             return None
@@ -287,11 +282,11 @@ class SiloCost:
 
 @dataclass
 class ClientCharges:
-    """Number of charges of every client so far, on the server of a deployed run."""
+    """Counts of each client's charges so far, on the server of a deployed run."""
 
     asked: Counts  # requests that were not refused
     since: Counts  # requests after the last receipt that were not refused
-    receipts: Counts  # charges by the last receipt
+    receipts: Counts  # charges that the last receipt reports
     replays: bool  # silos answer a repeated job with stored bytes, without a charge
     local: bool  # clients draw the noise
     answered: dict[int, set[int]] = field(default_factory=dict)  # clients by round
@@ -304,13 +299,14 @@ class ClientCharges:
         return cls(none, none.copy(), none.copy(), local and "secure_sum" not in plan.needs, local)
 
     def again(self, cohort: Cohort, t: int) -> NDArray[np.bool_]:
-        """Return which clients of a cohort were already sent the job of round t."""
+        """Return which clients of a cohort were sent the current job of round t before."""
         known = self.open.get(t) if self.replays else None
         return np.zeros(len(cohort), dtype=np.bool_) if not known else np.isin(cohort, list(known))
 
     def ask(self, cohort: Cohort, t: int) -> None:
-        """Count a request to the cohort for round t; jobs of later rounds are then new, since they start from another
-        model.
+        """Count a request to the cohort for round t.
+
+        Jobs of later rounds then count as new, since they start from another model.
         """
         fresh = cohort[~self.again(cohort, t)]
         self.replayed += [t] * (len(cohort) > 0 and len(fresh) == 0)

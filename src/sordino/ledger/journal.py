@@ -1,24 +1,24 @@
-"""The files of a ledger: a SQLite database of hash-chained lines, and a head file. Called by `ledger`.
+"""Files of a ledger: a SQLite database of hash-chained lines, and a head file. Called by `ledger`.
 
-    digest_k = sha256(digest_k-1, body_k)       head = (number of lines, digest of the last)       ledger.db.head = head
+    digest_k = sha256(digest_k-1, body_k)       head = (number of lines, digest of the last)
 
-Lines are only appended. A write is one immediate transaction, so a kill leaves all of it or nothing. A line that is
-damaged, dropped or moved breaks the hash chain. All committed lines are in the database file: SQLite uses a rollback
-journal (never a write-ahead log, whose charges would be missing in a copy of the database file), and the removal of the
-rollback journal is synced before a charge counts. A database that is older than its head file is refused.
+The head file, ledger.db.head, has the head. Lines are only appended. A write is one immediate transaction, so a kill
+leaves all of it or nothing. A line that is damaged, dropped or moved breaks the hash chain. All committed lines are in
+the database file: SQLite uses a rollback journal (never a write-ahead log, whose charges would be missing in a copy of
+the database file), and its removal is synced before a charge counts.
 
-Order of a charge:   commit line n to the database (synced)  ->  head file says n (synced)  ->  the noise is drawn.
+Order of a charge:   commit line n to the database (synced)  ->  write n to the head file (synced)  ->  draw the noise.
 
-Claim 1: a crash never makes a healthy ledger refused. The head file says n only after line n was committed, and lines
-are only appended. So the database has line n with that digest from then on; after a kill it may be ahead of the head
-file, by lines whose noise was not drawn or that other processes are charging now.
+Claim 1: no crash makes an undamaged ledger refused. The head file has n only after line n was committed, and lines are
+only appended. So the database has line n with that digest from then on; after a kill it may be ahead of the head file,
+by lines whose noise was not drawn or that other processes are charging now.
 Claim 2: no database is accepted that lacks a charge whose noise was drawn. Charge n was in the head file before its
-noise was drawn, and the head file never goes back: writers take a lock and write larger numbers only. A database that
+noise was drawn, and the head file never decreases: writers take a lock and write larger numbers only. A database that
 was copied earlier, cut or rolled back has fewer than n lines, or another digest at n, and is refused.
-Both claims hold where one of the two files is changed. A rollback of both files together is detected only by run
-folders and servers that know of later charges.
+Both claims hold if one of the two files is changed. A rollback of both files together is detected only by run folders
+and servers that have records of later charges.
 
-The head file has two slots of one sector each, written in turn: a torn write damages only the older slot.
+The head file has two slots of one sector each, written in turn: an incomplete write damages only the older slot.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MARK = 0x536F7264  # application_id of a ledger
 BACKUP = 0x536F7242  # application_id of a backup, to which nothing is charged
 SLOT = 512  # bytes of a slot of the head file
 ROOT = hashlib.sha256(b"sordino ledger").hexdigest()
-RESTORES = "put the newest copy of the file back, or: sordino ledger restore BACKUP LEDGER"
+RESTORES = "restore the newest copy of the file, or run: sordino ledger restore BACKUP LEDGER"
 FREE = "a ledger that is not locked"
 MAKES = "create a ledger with: sordino ledger limit"
 _TABLES = (
@@ -95,7 +95,7 @@ class HeadFile:
             return None
 
     def create(self, head: Head, mode: int) -> None:
-        """Create the file with `head`; an existing file is only advanced."""
+        """Create the file with `head`; if the file exists, `advance` it."""
         partial = self._partial(head, mode)
         try:
             os.link(partial, self.path)
@@ -106,7 +106,7 @@ class HeadFile:
             os.unlink(partial)
 
     def advance(self, head: Head) -> None:
-        """Write `head` and sync it to disk, unless the file already counts as many lines."""
+        """Write `head` and sync it to disk, unless the file has a head with as many lines."""
         with open(self.path, "r+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # the lock ends when the file is closed
             data = os.pread(file.fileno(), 2 * SLOT, 0)
@@ -121,7 +121,6 @@ class HeadFile:
         durable_files.sync(self.path.parent)
 
     def _partial(self, head: Head, mode: int) -> str:
-        """Write `head` to a temporary file beside the head file, sync it, and return its path."""
         descriptor, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".partial", dir=self.path.parent)
         with open(descriptor, "wb", buffering=0) as file:
             os.fchmod(descriptor, mode)
@@ -132,15 +131,13 @@ class HeadFile:
     def _newest(self, data: bytes) -> Head:
         found = [head for head in (Head.of_bytes(data[:SLOT]), Head.of_bytes(data[SLOT : 2 * SLOT])) if head]
         if not found:
-            fix = "put the file back, or restore the ledger from a backup (sordino ledger restore)"
+            fix = "restore the file, or restore the ledger from a backup (sordino ledger restore)"
             raise StorageError(f"{self.path}, which is damaged", "the head file of a ledger", fix)
         return max(found, key=lambda head: head.lines)
 
 
 class Journal:
-    """Database of a ledger: its lines in order, and stored messages by job; `head` is the last line that was
-    checked.
-    """
+    """Database of a ledger, with its lines in order and stored messages by job; `head` is the last checked line."""
 
     def __init__(self, path: Path, wait: float, create: bool = False) -> None:
         self.path, self.wait, self.head_file, self.head = path, wait, HeadFile.of(path), Head()
@@ -149,7 +146,7 @@ class Journal:
             if create and not path.exists():
                 noted = self.head_file.read()
                 if noted is not None and noted.lines and not path.exists():
-                    found = f"no ledger {path}, and {self.head_file.path}, which counts {noted.lines} lines of it"
+                    found = f"no ledger {path}, but its head file {self.head_file.path} with {noted.lines} lines"
                     raise StorageError(found, "both files, or neither", RESTORES)
                 make(path)
         if not path.is_file():
@@ -167,7 +164,8 @@ class Journal:
     def _check_format(self) -> None:
         mark, version = marks(self._database)
         if mark == BACKUP:
-            raise StorageError(f"{self.path}, which is a backup", "a ledger", f"sordino ledger restore {self.path} ...")
+            fix = f"restore it: sordino ledger restore {self.path} LEDGER"
+            raise StorageError(f"{self.path}, which is a backup", "a ledger", fix)
         if mark != MARK:
             raise StorageError(f"{self.path}, which is not a ledger", "a ledger", MAKES)
         if version != FORMAT:
@@ -184,10 +182,10 @@ class Journal:
     # ---- transactions
     @contextmanager
     def transaction(self, *, write: bool) -> Iterator[None]:
-        """Open a read transaction, or an exclusive one to `write`; an error rolls everything back.
+        """Open a transaction for reading, or an exclusive one if `write`; an error rolls it back.
 
-        When a write returns, the head file counts the new lines; only then may noise be drawn. The head file is read
-        before the database, so that lines which other processes commit in between do not look like damage.
+        After a write the head file counts the new lines; only then may noise be drawn. The head file is read before
+        the database, so that lines which other processes commit in between do not look like damage.
         """
         with self._storage_errors():
             if _identity(self.path) != self._file:
@@ -196,7 +194,7 @@ class Journal:
             noted = self.head_file.read()
             if noted is None:
                 found = f"the ledger {self.path} without its head file {self.head_file.path}"
-                raise StorageError(found, "both files: a copy of the ledger alone may be old", RESTORES)
+                raise StorageError(found, "both files, since a copy of the ledger alone may be old", RESTORES)
             self._noted = noted
             self._database.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
@@ -210,7 +208,7 @@ class Journal:
                     self._database.execute("ROLLBACK")
 
     def follow(self, take: Callable[[str], None]) -> None:
-        """Check the lines since the last call, pass each to `take`, and compare the last one with the head file."""
+        """Check the lines since the last call, call `take` with each of them, and compare with the head file."""
         for head, body in checked_lines(self._database, self.head):
             try:
                 take(body)
@@ -220,14 +218,17 @@ class Journal:
         self.check_head(self._noted, f"{self.head_file.path.name} beside it")
 
     def check_head(self, noted: Head, where: str) -> None:
-        """Refuse a database that lacks line `noted.lines`, or has another digest there; `where` names the source."""
+        """Refuse a database without the line of the head `noted`, or with another digest there.
+
+        The error message describes the origin of `noted` by `where`.
+        """
         digest, lines = self.head.digest, self.head.lines
         if lines > noted.lines > 0:
             query = "SELECT digest FROM entries WHERE id = ?"
             digest = self._database.execute(query, (noted.lines,)).fetchone()[0]
         if lines < noted.lines or (noted.lines and digest != noted.digest):
-            has = f"{lines} lines where {noted.lines} were" if lines < noted.lines else "other lines than were"
-            found = f"the ledger {self.path}, which is older than {where}: {has} written"
+            has = f"{lines} of {noted.lines} lines" if lines < noted.lines else "other lines than were written"
+            found = f"the ledger {self.path}, which is older than {where}: it has {has}"
             raise StorageError(found, "a ledger with all charges", RESTORES)
 
     def append(self, body: str) -> None:
@@ -237,14 +238,14 @@ class Journal:
         return [body for (body,) in self._database.execute("SELECT body FROM entries ORDER BY id")]
 
     def message(self, job: str) -> tuple[int, bytes] | None:
-        """Return the number of the line that charged a job, and the job's stored message; None without a message."""
+        """Return the number of the line that charged a job, and the job's stored message; None if there is none."""
         query = "SELECT charge, body, digest FROM messages WHERE job = ?"
         row = self._database.execute(query, (job,)).fetchone()
         if row is None:
             return None
         charge, body, digest = row
         if not isinstance(body, bytes) or digest != hashlib.sha256(body).hexdigest():
-            raise self.damaged("a stored message does not have its checksum")
+            raise self.damaged("a stored message does not match its checksum")
         return int(charge), body
 
     def store(self, job: str, run: str, charge: int, message: bytes) -> None:
@@ -252,18 +253,17 @@ class Journal:
         self._database.execute("INSERT INTO messages VALUES (?, ?, ?, ?, ?)", row)
 
     def copy_to(self, file: Path) -> None:
-        """Copy a snapshot of the database into another file; other writers wait for the copy."""
+        """Copy a snapshot of the database into another file; other writers wait until it is copied."""
         with closing(connect(file, self.wait)) as copy:
             self._database.backup(copy)
 
     # ---- errors
     def damaged(self, how: str) -> StorageError:
-        fix = "sordino ledger restore BACKUP LEDGER, or a new ledger with a limit lowered by what was spent"
+        fix = "run sordino ledger restore BACKUP LEDGER, or create a new ledger with a lower limit"
         return StorageError(f"the ledger {self.path}, which is damaged: {how}", "an undamaged ledger", fix)
 
     @contextmanager
     def _storage_errors(self) -> Iterator[None]:
-        """Turn errors of SQLite and of the disk into `StorageError`."""
         try:
             yield
         except sqlite3.Error as error:
@@ -272,19 +272,19 @@ class Journal:
             raise self.damaged("its tables have no readable names") from None
         except OSError as error:
             found = f"the ledger {self.path}, or its head file, which cannot be opened ({error.strerror})"
-            raise StorageError(found, "a writable folder") from None
+            raise StorageError(found, "a writable folder", "correct the path, or its permissions") from None
 
     def _storage_error(self, text: str) -> UserError:
         path, folder = self.path, "a writable file in a writable folder"
         locked = f"the ledger {path}, which other processes have locked for {self.wait:g} seconds"
-        busy = (locked, FREE, "try again: nothing was charged")
+        busy = (locked, FREE, "try again; nothing was charged")
         known = {
             "locked": busy,
             "busy": busy,
-            "readonly": (f"the ledger {path}, which cannot be written", folder, "chmod u+w"),
-            "unable to open": (f"the ledger {path}, which cannot be opened", folder, ""),
+            "readonly": (f"the ledger {path}, which cannot be written", folder, "run chmod u+w on file and folder"),
+            "unable to open": (f"the ledger {path}, which cannot be opened", folder, "correct path or permissions"),
             "not a database": (f"{path}, which is not a ledger", "a ledger", MAKES),
-            "full": (f"a full disk under the ledger {path}", "free space", "free some: nothing was charged"),
+            "full": (f"a full disk under the ledger {path}", "free space", "free space; nothing was charged"),
         }
         words = next((words for word, words in known.items() if word in text), None)
         return self.damaged(text) if words is None else StorageError(*words)
@@ -296,7 +296,7 @@ def connect(path: Path, wait: float) -> sqlite3.Connection:
 
 
 def marks(database: sqlite3.Connection) -> tuple[int, int]:
-    """Return application_id and format number of a database."""
+    """Return the application_id and the format number of a SQLite database."""
     mark, version = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
     return int(mark), int(version)
 
@@ -325,7 +325,7 @@ def make(path: Path) -> None:
 
 
 def checked_lines(database: sqlite3.Connection, head: Head) -> Iterator[tuple[Head, str]]:
-    """Yield (new head, body) of every line after `head`; raise `sqlite3.DatabaseError` where the chain is broken."""
+    """Yield (new head, body) of each line after `head`; raise `sqlite3.DatabaseError` if the hash chain is broken."""
     query = "SELECT id, body, digest FROM entries WHERE id > ? ORDER BY id"
     for number, body, digest in database.execute(query, (head.lines,)):
         if number != head.lines + 1 or not isinstance(body, str) or digest != _next_digest(head.digest, body):

@@ -1,19 +1,19 @@
-"""Ledger of data sets: the events charged by all runs; a charge that would exceed a data set's limit is refused.
+"""Ledger of data sets: records the charges of all runs, and refuses a charge that would exceed a data set's limit.
 
-Order of a release: charge (one transaction that composes all earlier charges with the new event and refuses it or
-writes it), draw the noise, store the message, send the message. A repeated job gets the stored bytes and costs nothing;
-a job whose message was not stored is charged again, since new noise is drawn.
+Order of a release: charge (one transaction that composes all earlier charges with the new event, and refuses the charge
+or writes it), draw the noise, store the message, send the message. A repeated job gets the stored bytes and costs
+nothing; a job whose message was not stored is charged again, since new noise is drawn.
 
 A data set is named by its operator, never by a hash of its content: a neighbouring data set would get a fresh budget.
-Lines hold events, not epsilons: events are composed anew each time (`totals`), in an append-only file (`journal`).
+Lines have events, not epsilons: events are composed anew each time (`totals`), from an append-only file (`journal`).
 Called by runs, DP-SGD loops, silos and `sordino ledger`.
 
-Guarantee: whichever process is killed at any time, and however many processes write at once, all releases of a data set
-compose to at most its limit. That holds if the settings of later runs are fixed beforehand or, where all events are
-Gaussian, also if they depend on earlier releases (Smith, Thakurta 2022: fully adaptive composition, Gaussian privacy).
+Guarantee: even if processes are killed at any time and many write at once, all releases of a data set compose to at
+most its limit. This holds if the settings of later runs are fixed beforehand or, if all events are Gaussian, also if
+they depend on earlier releases (Smith, Thakurta 2022: fully adaptive composition, Gaussian privacy).
 
-A backup is a snapshot of the database by SQLite's own backup, marked so that nothing is charged to it. `restore` puts a
-backup in the place of a ledger and compares it with the ledger's head file: where lines are missing, or the number of
+A backup is a snapshot of the database by SQLite's own backup, marked so that nothing is charged to it. `restore`
+replaces a ledger by a backup and compares it with the ledger's head file: if lines are missing, or the number of
 missing lines is unknown, it appends a `RestoreEntry`, and no charge is accepted before every limit has been lowered.
 """
 
@@ -46,8 +46,10 @@ LONGEST = 200  # characters of a name
 
 @dataclass(frozen=True)
 class Receipt:
-    """Receipt of a charge: the job may draw its noise. With a stored `message`, the job was answered before, and the
-    message is sent again at no cost."""
+    """Receipt of a charge, with which a job may draw its noise.
+
+    If `message` is not None, the job was charged before, and its stored message is sent again at no cost.
+    """
 
     run: str
     job: str
@@ -57,9 +59,9 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Request:
-    """Request of a run to be charged to a data set: events that protect one `unit` under the neighbouring `relation`.
+    """Request of a run to be charged to a data set: events whose cost is for one `unit` under one `relation`.
 
-    `plan` is the hash of the run's plan: a second request of the same run must have the same plan.
+    `plan` is the hash of the run's plan; a second request of the same run must have the same plan.
     """
 
     unit: Protected
@@ -69,7 +71,7 @@ class Request:
 
 
 class Ledger:
-    """A ledger file; every method is one atomic transaction."""
+    """Ledger of data sets in one file; each method is one atomic transaction."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
@@ -77,7 +79,7 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path, *, create: bool = False, wait: float = WAIT) -> Ledger:
-        """Open a ledger file and check all its lines; `create` makes a missing file, a damaged file is refused."""
+        """Open a ledger file and check all its lines; refuse a damaged file. `create` creates a missing file."""
         found = cls(Journal(Path(path), wait, create))
         try:
             with found._transaction(write=False):
@@ -113,28 +115,30 @@ class Ledger:
             if (before.unit, before.relation) != (limit.unit, limit.relation):
                 found = f"a limit for one {limit.unit}, {limit.relation}, on {name!r}"
                 needed = f"one {before.unit}, {before.relation}, for which runs on this data set were admitted"
-                raise ConfigError(found, needed, "give that unit and relation, or another data set name")
+                raise ConfigError(found, needed, "use that unit and relation, or another name for the data set")
             if account is None or account.limit != limit:
                 self._append(totals.LimitEntry(name, limit, _now()))
 
     def admit(
-        self, run: str, name: str, asked: Request, *, whole: bool, jobs: int = 0, chain: str = "", released: int = 0
-    ) -> None:
+        self, run: str, name: str, asked: Request, *, whole: bool, jobs: int = 0, chain: str = "", released: int = 0,
+        project: str = "",
+    ) -> None:  # fmt: skip
         """Admit a run, or refuse it if its request and all earlier charges together exceed the data set's limit.
 
         With `whole` the request is charged now and covers the first message of `jobs` jobs; without `whole`, nothing is
-        charged now, and each job is charged when it arrives. A run that is admitted again pays only what it requests
-        beyond its earlier charge. `chain` is the head of the run folder's charge log, and `released` the number of the
-        run's releases that the request includes.
+        charged now, and each job is charged when it arrives. A run that is admitted again is charged only for what it
+        requests beyond its earlier charge. `chain` is the last hash of the run folder's charge log, and `released` the
+        number of the run's releases that the request includes.
         """
         _check_name(run, "run")
         with self._transaction(write=True):
             account = self._account(name)
             if self._find(run) not in (None, account):
                 found = f"the run {brief_repr(run)} for the data set {name!r}"
-                raise ConfigError(found, "the data set to which this run was first charged")
+                fix = "use that data set, or another name for the run"
+                raise ConfigError(found, "the data set to which this run was first charged", fix)
             now, count = (asked.items, jobs) if whole else ((), 0)
-            line = RunEntry(name, run, asked.unit, asked.relation, now, count, asked.plan, _now(), chain)
+            line = RunEntry(name, run, asked.unit, asked.relation, now, count, asked.plan, _now(), chain, project)
             line, known = account.merged(line), run in account.runs
             self._check_alone(run, len(account.runs[run].released) if known else 0, released)
             if known and whole and line is account.runs[run].line:
@@ -153,8 +157,9 @@ class Ledger:
             self._check_limit(account, line, account.charged + total(asked.items))
 
     def released(self, run: str) -> tuple[list[RoundEntry], bool]:
-        """Return the recorded releases of a run that was charged at admission, and whether they include its first
-        release.
+        """Return the recorded releases of a run, and whether they include its first one.
+
+        Only runs that were charged at admission have recorded releases.
         """
         with self._transaction(write=False):
             account = self._find(run)
@@ -163,8 +168,7 @@ class Ledger:
             return list(account.runs[run].released), bool(account.runs[run].line.chain)
 
     def note_release(self, run: str, number: int, head: str, released: int) -> None:
-        """Record a release of round `number` (from 1) before its noise is drawn; the run has made `released` releases
-        before.
+        """Record a release of round `number` (from 1), after `released` others, before its noise is drawn.
 
         Guarantee: every release of a run was charged, also if the run's folder was copied. A copy that is admitted
         after k releases is charged for those k and for all that this copy will release; the next release of any other
@@ -179,14 +183,12 @@ class Ledger:
         if found != known:
             raise ConfigError(
                 f"{found} releases of the run {brief_repr(run)} in the ledger {self.path}, and {known} in its folder",
-                "equal numbers: another copy of the run's folder has released rounds meanwhile",
-                "nothing of this round was released; --resume charges for the releases of both copies",
+                "equal numbers; another copy of the run's folder has released rounds meanwhile",
+                "continue with --resume, which charges for the releases of both copies; this round was not released",
             )
 
     def charge_at_least(self, run: str, spent: tuple[Item, ...]) -> None:
-        """Raise the charge of a run to at least `spent`, even beyond the limit, since these releases have already
-        happened.
-        """
+        """Raise a run's charge to at least `spent`, even beyond the limit, since these releases have happened."""
         with self._transaction(write=True):
             account = self._account_of(run)
             before = account.runs[run].line
@@ -195,7 +197,7 @@ class Ledger:
                 self._append(line)
 
     def charge(self, run: str, job: str, asked: tuple[Item, ...], *, round: int | None = None) -> Receipt:
-        """Charge one message before its noise is drawn, or refuse it if all charges would exceed the limit.
+        """Charge one message before its noise is drawn; refuse it if all charges together would exceed the limit.
 
         A charge at admission covers one job of each `round`; a second job of the same round is charged.
         """
@@ -204,7 +206,7 @@ class Ledger:
             account = self._account_of(run)
             if self._run_of(job) not in (None, run):
                 found = f"the job {brief_repr(job)} of the run {brief_repr(run)}"
-                raise ConfigError(found, "a job name that no other run has used")
+                raise ConfigError(found, "a job name that no other run has used", "choose another name for the job")
             stored = self.journal.message(job)
             if stored is not None:
                 return Receipt(run, job, *stored)
@@ -223,13 +225,14 @@ class Ledger:
             if stored is not None:
                 return stored[1]
             if self._run_of(receipt.job) != receipt.run:
-                raise ConfigError(f"a message of the job {brief_repr(receipt.job)}", "a job that was charged")
+                found = f"a message of the job {brief_repr(receipt.job)}"
+                raise ConfigError(found, "a job that was charged", "charge the job first")
             self.journal.store(receipt.job, receipt.run, receipt.charge, message)
             return message
 
     # ---- reading
     def replay(self, job: str) -> bytes | None:
-        """Return the message that was stored for a job; None if there is none."""
+        """Return the stored message of a job; None if there is none."""
         with self.journal.transaction(write=False):
             stored = self.journal.message(job)
             return None if stored is None else stored[1]
@@ -241,7 +244,7 @@ class Ledger:
             return sorted(self._accounts)
 
     def statement(self, name: str = "", *, run: str = "") -> Statement:
-        """Return the charges to the data set `name`, or to the data set of `run`, with the run's own charges."""
+        """Return the statement on the data set `name`, or on the data set of `run` with the run's own charges."""
         with self._transaction(write=False):
             account, head = self._account_of(run) if run else self._account(name), self.journal.head
             charged = (len(account.runs), head.lines, head.digest, totals.items(account.charged))
@@ -252,7 +255,7 @@ class Ledger:
             return Statement(name, account.limit, *charged, charges=jobs, restored=account.restored)
 
     def charges(self, run: str) -> dict[str, int]:
-        """Return how often each job of a run was charged, by the job's name."""
+        """Return the number of charges of each job of a run, by the job's name."""
         with self._transaction(write=False):
             return dict(self._account_of(run).runs[run].jobs)
 
@@ -266,9 +269,7 @@ class Ledger:
     # ---- within a transaction
     @contextmanager
     def _transaction(self, *, write: bool) -> Iterator[None]:
-        """Open a transaction and read the lines that are new; after an error, the next transaction reads the whole
-        file.
-        """
+        """Open a transaction and read the new lines; after an error the next transaction reads the whole file."""
         try:
             with self.journal.transaction(write=write):
                 self.journal.follow(self._take)
@@ -287,8 +288,8 @@ class Ledger:
     def _account(self, name: str) -> Account:
         known = self._accounts
         if name not in known:
-            fix = codec.nearest(name, sorted(known)) if known else f"sordino ledger limit {self.path} {name} ..."
-            found = f"the data set {brief_repr(name)} in the ledger {self.path}"
+            fix = codec.nearest(name, sorted(known)) if known else f"run: sordino ledger limit {self.path} {name} ..."
+            found = f"the data set {brief_repr(name)}, which has no limit in the ledger {self.path}"
             raise ConfigError(found, "a data set that has a limit", fix)
         return known[name]
 
@@ -298,9 +299,8 @@ class Ledger:
     def _account_of(self, run: str) -> Account:
         found = self._find(run)
         if found is None:
-            raise ConfigError(
-                f"the run {brief_repr(run)} in the ledger {self.path}", "a run that was admitted to this ledger"
-            )
+            unknown = f"the run {brief_repr(run)}, which is not in the ledger {self.path}"
+            raise ConfigError(unknown, "a run that was admitted to this ledger", "correct the name of the run")
         return found
 
     def _run_of(self, job: str) -> str | None:
@@ -308,34 +308,34 @@ class Ledger:
         return next((name for name, run in runs if job in run.jobs), None)
 
     def _check_limit(self, account: Account, line: RunEntry, needed: totals.Total) -> None:
-        """Refuse charges `needed` that exceed the limit, or that have another unit or relation than the limit."""
+        """Refuse total charges `needed` above the limit, and a line with another unit or relation than the limit."""
         limit, name = account.limit, line.dataset
         if account.restored is not None:
             raise self._lines_lost(name, account, account.restored)
         reason = limit.mismatch(line.unit, line.relation)
         if reason is not None:
-            found = f"a charge to the data set {name!r} in {self.path} where {reason}"
-            raise ConfigError(found, "a charge with the unit and relation of the limit")
+            found = f"a charge to the data set {name!r} in {self.path}: {reason}"
+            fix = "change the plan, or set a limit for its unit and relation on another name"
+            raise ConfigError(found, "a charge with the unit and relation of the limit", fix)
         beyond = limit.beyond(needed)
         if beyond is not None:
             raise BudgetError(
                 f"the data set {name!r} would have spent epsilon {upto(beyond, 4)} with this charge, and its limit is "
-                f"{upto(limit.epsilon, 6)} at delta {upto(limit.delta)}; nothing was charged to {self.path}"
+                f"{upto(limit.epsilon, 6)} at delta {upto(limit.delta)}; nothing was charged to {self.path}; fix: plan "
+                "fewer rounds or more noise, or raise the limit (sordino ledger limit)"
             )
 
     def _lines_lost(self, name: str, account: Account, restored: RestoreEntry) -> ConfigError:
         lines = "an unknown number of" if restored.lost is None else str(restored.lost)
-        found = (
-            f"the data set {name!r} of a ledger that was restored on {restored.at[:10]} without {lines} of its lines"
-        )
-        needed = f"a limit below epsilon {upto(account.limit.epsilon, 6)}, lowered by what those lines may have spent"
-        return ConfigError(found, needed, f"sordino ledger limit {self.path} {name} --epsilon ...")
+        found = f"the data set {name!r} in a ledger restored on {restored.at[:10]} without {lines} of its lines"
+        needed = f"a limit below epsilon {upto(account.limit.epsilon, 6)}, lowered by the possible cost of those lines"
+        return ConfigError(found, needed, f"run: sordino ledger limit {self.path} {name} --epsilon ...")
 
     # ---- backups
     def backup(self, target: Path) -> Head:
-        """Copy a snapshot of the ledger, charges and messages, to a new file; return the head of the copy."""
+        """Copy a snapshot of the ledger (charges and messages) to a new file; return the head of the copy."""
         if target.exists():
-            raise ConfigError(f"{target}, which exists", "a new file for the backup", "choose another name")
+            raise ConfigError(f"{target}, which exists already", "a new file for the backup", "choose another name")
         with _partial_copy(target) as partial:
             with self._transaction(write=False):
                 self.journal.copy_to(partial)
@@ -346,9 +346,10 @@ class Ledger:
 
 
 def restore(source: Path, target: Path) -> int | None:
-    """Replace the ledger `target` by the backup `source`; return how many lines the backup lacks, None if unknown.
+    """Replace the ledger `target` by the backup `source`; return the number of lost lines, None if it is unknown.
 
-    The database is replaced before the head file: after a kill in between the ledger is refused until the next restore.
+    The database is replaced before the head file, so that after a kill in between the ledger is refused until the next
+    restore.
     """
     if target.exists():
         try:
@@ -358,20 +359,20 @@ def restore(source: Path, target: Path) -> int | None:
                 raise
         else:
             found = f"the ledger {target}, which is not damaged"
-            raise ConfigError(found, "a ledger that is missing, damaged or old", "do not restore it")
+            raise ConfigError(found, "a ledger that is missing, damaged or old", "use the ledger without a restore")
     try:
         noted = HeadFile.of(target).read()
     except StorageError:  # a damaged head file does not say how many lines there were
         noted = None
     with _partial_copy(target) as partial:
-        needed = "a file that 'sordino ledger backup' has written"
+        needed, fix = "a file that 'sordino ledger backup' has written", "pass the path of a backup"
         if not source.is_file():
-            raise StorageError(f"the backup {source}, which is not a file", needed)
+            raise StorageError(f"the backup {source}, which is not a file", needed, fix)
         with closing(connect(source, WAIT)) as database, closing(connect(partial, WAIT)) as copy:
             if journals.marks(database) not in ((BACKUP, FORMAT), (MARK, FORMAT)):
-                raise StorageError(f"{source}, which is not a backup", needed)
+                raise StorageError(f"{source}, which is not a backup", needed, fix)
             database.backup(copy)
-        lost = _missing(partial, noted)
+        lost = _count_missing_lines(partial, noted)
         head = _finish_copy(partial, MARK, None if lost == 0 else RestoreEntry(_now(), lost))
         os.replace(partial, target)
         durable_files.sync(target.parent)
@@ -379,8 +380,7 @@ def restore(source: Path, target: Path) -> int | None:
     return lost
 
 
-def _missing(copy: Path, noted: Head | None) -> int | None:
-    """Return how many lines a copy lacks that the head file `noted` counts; None if that is unknown."""
+def _count_missing_lines(copy: Path, noted: Head | None) -> int | None:
     head = _finish_copy(copy)
     if noted is None:
         return None
@@ -392,7 +392,7 @@ def _missing(copy: Path, noted: Head | None) -> int | None:
 
 
 def _finish_copy(copy: Path, mark: int | None = None, entry: Entry | None = None) -> Head:
-    """Check every line of a copied database, append `entry`, set the application_id to `mark`; return the head."""
+    """Check all lines of a copied database, append `entry`, set the application_id to `mark`; return the head."""
     with closing(connect(copy, WAIT)) as database:
         heads = [head for head, _ in journals.checked_lines(database, Head())]
         head = heads[-1] if heads else Head()
@@ -408,7 +408,7 @@ def _finish_copy(copy: Path, mark: int | None = None, entry: Entry | None = None
 
 @contextmanager
 def _partial_copy(target: Path) -> Iterator[Path]:
-    """Make a temporary file beside `target`, removed at the end; errors of the copy become `StorageError`."""
+    """Yield a temporary file beside `target`; errors of SQLite and of the disk become `StorageError`."""
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
         os.close(descriptor)
@@ -420,7 +420,8 @@ def _partial_copy(target: Path) -> Iterator[Path]:
         found = f"a copy for {target} that is not a whole ledger ({str(error)[:100]})"
         raise StorageError(found, "an undamaged ledger, or a backup of one", "use another backup") from None
     except OSError as error:
-        raise StorageError(f"{target}, which cannot be written ({error.strerror})", "a writable folder") from None
+        found = f"{target}, which cannot be written ({error.strerror})"
+        raise StorageError(found, "a writable folder", "correct the path, or its permissions") from None
 
 
 def _now() -> str:
@@ -429,4 +430,5 @@ def _now() -> str:
 
 def _check_name(name: str, what: str) -> None:
     if not (name.isprintable() and name == name.strip() and 1 <= len(name) <= LONGEST):
-        raise ConfigError(f"{brief_repr(name)} as the name of a {what}", f"1 to {LONGEST} printable characters")
+        needed = f"1 to {LONGEST} printable characters, without blanks at its ends"
+        raise ConfigError(f"{brief_repr(name)} as the name of a {what}", needed, "choose another name")

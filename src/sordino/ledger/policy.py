@@ -1,4 +1,4 @@
-"""Data-use policy of a silo: a TOML file in which its operator states which plans may use the data.
+"""Data-use policy of a silo: a TOML file that states which plans may use the data. Read by silos and `sordino`.
 
 ```toml
 dataset = "cleveland"
@@ -40,9 +40,10 @@ EXAMPLE = "docs/silos.md#a-silos-own-policy has an example"
 class Policy:
     """Data-use policy of a silo: which plans may use its data, and the privacy limit over all runs.
 
-    `adversary` is the one whose view is charged: `cohort` sees who takes part; `models` sees models only, and relies on
-    secret sampling by the server; `messages` sees every message. `models` and `plans` are SHA-256 hashes, and an empty
-    list allows all. `own_code` lists the results of the code check (`sordino.graph`) with which user code may run.
+    Runs are charged their cost against `adversary`: "cohort" sees models and who takes part, "models" sees only models
+    (this relies on secret sampling by the server), "messages" sees every message. `models` and `plans` list allowed
+    SHA-256 hashes; an empty list allows all. `own_code` lists the results of the code check (`sordino.graph`) with
+    which user code may run.
     """
 
     dataset: str
@@ -71,22 +72,23 @@ class Policy:
         for name, (given, known) in lists.items():
             wrong = next((one for one in given if one not in known), None)
             if wrong is not None or not given:
-                fix = codec.nearest(str(wrong), known) if given else f"known: {', '.join(known)}"
+                fix = codec.nearest(str(wrong), known) if given else f"choose among {', '.join(known)}"
                 found = f"{name} = {brief_repr(list(given))} in a policy"
                 raise ConfigError(found, f"a list of known values for {name}, at least one", fix)
         for name in ("least_noise_multiplier", "least_cohort"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} = {brief_repr(getattr(self, name))} in a policy", "a number, 0 or above")
+                found = f"{name} = {brief_repr(getattr(self, name))} in a policy"
+                raise ConfigError(found, "a finite number, 0 or above", f"correct {name}, or leave it out")
         for digest in (*self.models, *self.plans):
             if len(digest) != 64 or not set(digest) <= set(string.hexdigits.lower()):
                 found = f"the hash {brief_repr(digest)} in a policy"
-                raise ConfigError(found, "64 lower-case hexadecimal digits, as `sha256sum` prints them")
+                raise ConfigError(found, "64 lower-case hexadecimal digits", "copy the hash that `sha256sum` prints")
         self.limit  # noqa: B018  (refuses an invalid epsilon or delta)
         self._expiry()
 
     @property
     def limit(self) -> Limit:
-        """Limit of the data set in the silo's ledger."""
+        """Privacy limit over all runs, for the silo's ledger."""
         return Limit(self.epsilon, self.delta, self.unit, self.relation)
 
     def _expiry(self) -> date:
@@ -94,19 +96,18 @@ class Policy:
             return date.max if self.expires is None else date.fromisoformat(self.expires)
         except ValueError:
             found = f"expires = {brief_repr(self.expires)} in a policy"
-            raise ConfigError(found, "a date", 'write it as "2027-01-31"') from None
+            raise ConfigError(found, "a date in ISO 8601", 'write it like "2027-01-31"') from None
 
     def check(
         self, plan: Plan, *, noise: Mode, silo: int = 0, model: str = "", today: date | None = None,
         own_code: Grade = "by construction", persons: bool = False,
     ) -> str | None:  # fmt: skip
-        """Return why a plan may not use the data, in one sentence; None if it may (the ledger checks the budget).
+        """Return why a plan may not use the data, in one sentence; None if it may. The ledger checks the budget.
 
-        `silo` is this silo's index in the plan, `model` the hash of the run's model, and `own_code` the result of
-        the check of the user code that runs on this silo's records. With `persons` each of these records holds all rows
-        of one person.
+        `silo` is this silo's index in the plan, `model` the hash of the run's model, and `own_code` the result of the
+        check of the user code that runs on this silo's records. With `persons`, each record has all rows of one person.
         """
-        unit: Protected = "person" if persons and plan.unit == "record" else plan.unit
+        unit: Protected = "user" if persons and plan.unit == "record" else plan.unit
         asked = (
             (self._expiry() >= (today or date.today()), f"the policy has expired on {self.expires}"),
             (not self.plans or plan.hash in self.plans, f"the plan {plan.hash[:12]} is not among those allowed"),
@@ -132,9 +133,7 @@ class Policy:
 
 
 def noise_of(event: Event) -> float:
-    """Return the noise multiplier of an event, or of the event inside a sampled or shuffled one; 0 if it states
-    none.
-    """
+    """Return the noise multiplier of an event, or of the event that it samples or shuffles; 0 if it has none."""
     inner: Any = event
     while hasattr(inner, "event"):
         inner = inner.event

@@ -1,10 +1,10 @@
 """Lines of a ledger, and totals of all charges to a data set: one composition over all its runs.
 
-    spent(data set) = max over its records of epsilon( all releases that read the record )
+    epsilon of a data set = max over its records of epsilon( all releases that read the record )
 
-A release reads the whole data set, one block of a public order of its records (one pass), or one silo. Disjoint blocks
-of one order have no record in common, so they compose in parallel, across runs too: the cost is that of the records
-that were read most. All events are composed under the relation of the limit; epsilons are never added.
+A release reads the whole data set, one silo, or one block (a range in a public order of the records, as in one pass).
+Disjoint blocks of one order have no record in common, so they compose in parallel, across runs too. All events are
+composed under the relation of the limit; epsilons are never added.
 
 Lines are dataclasses that the codec writes as JSON (`journal` stores them in order); an account adds up all lines of a
 data set. No function here reads or writes a file. Called by the ledger and by certificates.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -29,7 +30,7 @@ LIMITS = (2**31, 32)  # the largest count; the most kinds of records that are co
 
 @dataclass(frozen=True)
 class Block:
-    """Range start <= i < stop in a public order of the records: the only records that a release has read."""
+    """Range start <= i < stop in a public order of the records, the only records that a release reads."""
 
     order: str
     start: int
@@ -38,7 +39,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Item:
-    """An event and how often it was charged: to one block of the records, to one named silo, or to all records."""
+    """Privacy event with the number of its charges, to one block of records, to one named silo, or to all records."""
 
     event: Event
     count: int = 1
@@ -47,9 +48,10 @@ class Item:
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= LIMITS[0]:
-            raise ConfigError(f"an event charged {brief_repr(self.count)} times", f"1 to {LIMITS[0]:,} times")
+            found = f"an event charged {brief_repr(self.count)} times"
+            raise ConfigError(found, f"a count from 1 to {LIMITS[0]:,}", "correct the count")
         if self.block is not None and not 0 <= self.block.start < self.block.stop:
-            raise ConfigError(f"the block {self.block}", "0 <= start < stop")
+            raise ConfigError(f"the block {self.block}", "a block with 0 <= start < stop", "correct its ends")
 
 
 Total = Counter[tuple[Event, Block | None, str]]  # counts of items
@@ -79,13 +81,13 @@ class Limit:
     def __post_init__(self) -> None:
         if not (0 < self.epsilon < math.inf and 0 <= self.delta < 1):
             found = f"a limit of epsilon {brief_repr(self.epsilon)}, delta {brief_repr(self.delta)}"
-            raise ConfigError(found, "epsilon above 0 and finite, and delta in [0, 1)")
+            raise ConfigError(found, "a finite epsilon above 0, and delta in [0, 1)", "correct epsilon or delta")
 
     def mismatch(self, unit: Protected, relation: Relation) -> str | None:
         """Return why releases of this unit and relation cannot be compared with this limit; None if they can.
 
         A `replace_one` limit covers all relations, since replacing a unit is removing (or zeroing) it and adding
-        another. Every other limit covers its own relation only.
+        another. Any other limit covers its own relation only.
         """
         if unit != self.unit:
             return f"one {unit} is protected, and the limit is for one {self.unit}"
@@ -93,17 +95,26 @@ class Limit:
             return f"neighbours differ by {relation}, and the limit is for {self.relation}"
         return None
 
+    @property
+    def proved_at(self) -> float:
+        """The delta at which charges are composed: the next float below the limit's.
+
+        The gap (1e-21 at delta 1e-5) is for secure sums, whose rounding moves their law by less than 1e-40 per round
+        from the Gaussian noise that is charged (`accounting.secure_sums`).
+        """
+        return max(0.0, math.nextafter(self.delta, -1.0))
+
     def beyond(self, held: Total) -> float | None:
-        """Return the epsilon of all charges if it is above the limit, else None; infinity where an event has no bound.
+        """Return the epsilon of all charges if it is above the limit, else None; infinity if an event has no bound.
 
         Cheap upper bounds are tried before the tightest one.
         """
         try:
             for entries in filter(None, records(held)):
-                cheap = accountant.bound(entries, self.relation, self.delta, rough=True).value <= self.epsilon
-                if cheap or accountant.bound(entries, self.relation, self.delta).value <= self.epsilon:
+                cheap = accountant.bound(entries, self.relation, self.proved_at, rough=True).value <= self.epsilon
+                if cheap or accountant.bound(entries, self.relation, self.proved_at).value <= self.epsilon:
                     continue
-                proved = accountant.epsilon(entries, self.relation, self.delta).value
+                proved = accountant.epsilon(entries, self.relation, self.proved_at).value
                 if not proved <= self.epsilon:
                     return proved
         except PlanError:
@@ -111,17 +122,17 @@ class Limit:
         return None
 
     def epsilon_of(self, held: Total) -> float:
-        """Return the largest epsilon over all records, at the limit's delta; infinity without a guarantee."""
+        """Return the largest epsilon over all records, at the limit's delta; infinity if there is no guarantee."""
         try:
-            proved = (accountant.epsilon(entries, self.relation, self.delta) for entries in records(held) if entries)
-            return max((bound.value for bound in proved), default=0.0)
+            charged = filter(None, records(held))
+            return max((accountant.epsilon(each, self.relation, self.proved_at).value for each in charged), default=0.0)
         except PlanError:
             return math.inf
 
 
 @dataclass(frozen=True)
 class Statement:
-    """All charges to one data set so far, and its limit; written to ledger.json at the end of a run."""
+    """Statement on all charges to one data set so far, and its limit; a run writes it to ledger.json at its end."""
 
     dataset: str
     limit: Limit
@@ -130,7 +141,7 @@ class Statement:
     digest: str  # of the last line
     items: tuple[Item, ...]  # charges of all runs
     own: tuple[Item, ...] = ()  # charges of the run that the statement was made for
-    charges: int | None = None  # messages that were charged one by one; not in ledger.json
+    charges: int | None = None  # number of messages that were charged one by one; not in ledger.json
     restored: RestoreEntry | None = None  # lines were lost, and nothing is charged before the limit is lowered
 
     @property
@@ -139,22 +150,22 @@ class Statement:
         return self.limit.epsilon_of(total(self.items))
 
     def covers(self, cost: tuple[Item, ...]) -> bool:
-        """Whether the run's own charges include `cost`, and the charges of all runs include the run's own."""
+        """Return whether the run's own charges include `cost`, and the charges of all runs include the run's own."""
         return total(cost) <= total(self.own) <= total(self.items)
 
 
-# ---- which records a total is composed for
+# ---- events of single records
 def records(held: Total) -> list[Entries]:
-    """Return the events that read one record, for each group of records with the same events."""
+    """Return the events that read one record, once for each group of records with the same events."""
     silos = sorted({silo for _, _, silo in held if silo}) or [""]
     kinds = {frozenset(found.items()) for silo in silos for found in _records_of_silo(held, silo)}
     return [tuple(sorted(kind, key=repr)) for kind in sorted(kinds, key=repr)]
 
 
 def _records_of_silo(held: Total, silo: str) -> list[Counter[Event]]:
-    """Return the events of single records of a silo, by position in the public order that blocks refer to.
+    """Return the events of single records of a silo, for each position in the public order that blocks refer to.
 
-    With several orders, or too many kinds of positions, one record is assumed to be in the largest count of each event.
+    With several orders, or too many kinds of positions, each event is counted as often as at its worst position.
     """
     whole: Counter[Event] = Counter()
     orders: dict[str, list[tuple[Block, Event, int]]] = {}
@@ -177,7 +188,7 @@ def _records_of_silo(held: Total, silo: str) -> list[Counter[Event]]:
 
 
 def _positions(blocks: list[tuple[Block, Event, int]]) -> list[Counter[Event]]:
-    """Return the different sets of events that read a position of the records' public order."""
+    """Return the different multisets of events that read a position of the records' public order."""
     steps: dict[int, Counter[Event]] = {}
     for block, event, count in blocks:
         steps.setdefault(block.start, Counter())[event] += count
@@ -194,7 +205,7 @@ def _positions(blocks: list[tuple[Block, Event, int]]) -> list[Counter[Event]]:
 # ---- lines
 @dataclass(frozen=True)
 class LimitEntry:
-    """Line that sets the limit of a data set."""
+    """Ledger line that sets the limit of a data set."""
 
     dataset: str
     limit: Limit
@@ -203,9 +214,9 @@ class LimitEntry:
 
 @dataclass(frozen=True)
 class RunEntry:
-    """Line that admits a run and charges `items` at once; a later line of the same run replaces this one.
+    """Ledger line that admits a run and charges `items` at once; a later line of the same run replaces it.
 
-    `items` cover the first message of `jobs` jobs; every other message, and every repeated one, is charged separately.
+    `items` cover the first message of `jobs` jobs; any other message, and any repeated message, is charged separately.
     """
 
     dataset: str
@@ -217,11 +228,12 @@ class RunEntry:
     plan: str  # hash of the plan that the run was admitted with
     at: str
     chain: str = ""  # head of the run folder's charge log at admission; empty: the run has no charge log
+    project: str = ""  # name that the federation's file gives, for readers of the ledger; nothing depends on it
 
 
 @dataclass(frozen=True)
 class JobEntry:
-    """Line that charges one message, written before its noise is drawn; without items the run's charge covers it."""
+    """Ledger line that charges one message before its noise is drawn; no items: the charge at admission covers it."""
 
     dataset: str
     run: str
@@ -233,9 +245,9 @@ class JobEntry:
 
 @dataclass(frozen=True)
 class RoundEntry:
-    """Line that records one release of a run that was charged at admission, written before its noise is drawn.
+    """Ledger line that records one release of a run that was charged at admission, before its noise is drawn.
 
-    It adds no cost. By these lines the ledger knows the rounds that any copy of the run's folder has released.
+    It adds no cost. These lines show which rounds any copy of the run's folder has released.
     """
 
     dataset: str
@@ -247,7 +259,7 @@ class RoundEntry:
 
 @dataclass(frozen=True)
 class RestoreEntry:
-    """Line written after a backup replaced a ledger that had more lines; the charges of those lines are unknown."""
+    """Ledger line that says that a backup replaced a ledger with more lines, whose charges are unknown."""
 
     at: str
     lost: int | None = None  # number of lost lines by the head file; None: unknown
@@ -269,7 +281,7 @@ def to_json(entry: Entry) -> str:
 
 
 def parse(body: str) -> Entry:
-    """Read a line that `to_json` wrote; equal items of many lines are parsed once."""
+    """Parse a ledger line that `to_json` wrote; equal items of many lines are parsed once."""
     table = json.loads(body)
     kind = _LINES[table.pop("line")]
     if "items" in table:
@@ -287,7 +299,7 @@ def _items(text: str) -> tuple[Item, ...]:
 # ---- accounts
 @dataclass
 class Run:
-    """A run in an account: its admission line, its charges, its jobs and its recorded releases."""
+    """Run in an account, with its admission line, its charges, its jobs and its recorded releases."""
 
     line: RunEntry
     whole: Total  # charged at admission
@@ -301,9 +313,7 @@ class Run:
         return self.whole + self.single
 
     def covers(self, job: str, round: int | None = None) -> bool:
-        """Return whether the charge at admission covers the next message of a job; a repeated round is never
-        covered.
-        """
+        """Return whether the charge at admission covers the next message of a job; it covers no repeated round."""
         return job not in self.jobs and round not in self.rounds and len(self.jobs) < self.line.jobs
 
 
@@ -317,7 +327,7 @@ class Account:
     restored: RestoreEntry | None = None  # lines were lost, and the limit was not lowered since
 
     def admit(self, line: RunEntry) -> None:
-        """Replace the line of a run; the new line never charges less than the old one."""
+        """Replace the admission line of a run by a line that does not charge less."""
         run = self.runs.setdefault(line.run, Run(line, Counter()))
         self.charged = self.charged - run.whole + total(line.items)
         run.line, run.whole = line, total(line.items)
@@ -330,7 +340,7 @@ class Account:
         run.rounds |= set() if line.round is None else {line.round}
 
     def merged(self, line: RunEntry) -> RunEntry:
-        """Return a run's new line, raised to what the run was charged before; a different plan is refused."""
+        """Return a run's new admission line, raised to its earlier charge; refuse another plan, unit or relation."""
         if line.run not in self.runs:
             return line
         before = self.runs[line.run].line
@@ -338,7 +348,7 @@ class Account:
             asked = f"plan {line.plan[:12]}, one {line.unit}, {line.relation}"
             found = f"a second admission of the run {brief_repr(line.run)}, with {asked}"
             needed = f"plan {before.plan[:12]}, one {before.unit}, {before.relation}, as this run was admitted"
-            raise ConfigError(found, needed, "give the run another name")
+            raise ConfigError(found, needed, "choose another name for the run")
         both = total(before.items) | total(line.items)
         merged = replace(line, items=items(both), jobs=max(before.jobs, line.jobs), chain=line.chain or before.chain)
         same = (both, merged.jobs, merged.chain) == (total(before.items), before.jobs, before.chain)
@@ -360,3 +370,15 @@ def take(accounts: dict[str, Account], entry: Entry) -> None:
         case RestoreEntry():
             for account in accounts.values():
                 account.restored = entry
+
+
+def running_epsilons(history: Sequence[Entry]) -> list[float | None]:
+    """Return, for each line of one data set, epsilon of all charges up to it; None where the line changes nothing."""
+    accounts: dict[str, Account] = {}
+    found: list[float | None] = []
+    for entry in history:
+        take(accounts, entry)
+        charges = isinstance(entry, RunEntry | JobEntry) and bool(entry.items)
+        account = accounts.get(entry.dataset)
+        found.append(account.limit.epsilon_of(account.charged) if charges and account is not None else None)
+    return found

@@ -3,11 +3,9 @@
     ARCHITECTURES["dp_mnist_cnn"]().build((1, 28, 28), 10)       [b, 1, 28, 28] -> [b, 10]
     build_seeded(SmallCnn(groups=8), (3, 32, 32), 10, seed=7)
 
-`config` and `training` call this module. A registered function in a file: model = { kind = "own", name = "my_net",
-options = { width = 32 } }. No net here couples records or has hidden state (no batch norm, no dropout, no in-place
-step), so a record's gradient is a function of that record alone, which a per-record clip needs. All of them run under
+`config` and `training` call this module. No net here mixes records or has hidden state (no batch norm, no dropout, no
+in-place step), so a record's gradient is a function of that record alone, as per-record clipping needs. All run under
 `torch.func.functional_call`, and all but `CharLstm` under `torch.func.vmap` over stacked parameters.
-Counts in the docstrings are trainable parameters, weights and biases.
 """
 
 from __future__ import annotations
@@ -40,17 +38,17 @@ LARGEST = 10**9  # parameters
 
 
 class Architecture(Part):
-    """Model architecture as a value: `build` makes a module from [b, *shape] to [b, outputs]."""
+    """Model architecture as a value, from which `build` makes a torch module."""
 
     weighed: ClassVar[bool] = True  # whether it may be built on the meta device first, to count its parameters
 
     @abstractmethod
     def build(self, shape: Shape, outputs: int) -> nn.Module:
-        """Return a module for records of this shape."""
+        """Return a new module that maps a batch of records [b, *shape] to [b, outputs]."""
 
 
 class EachRow(nn.Module):
-    """Applies a model of one row to each row of a record that holds several: [b, rows, ...] -> [b, rows, outputs]."""
+    """Module that applies a model to each row of records with several rows: [b, rows, ...] -> [b, rows, outputs]."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -74,9 +72,8 @@ def build_seeded(spec: Architecture, shape: Shape, outputs: int, seed: int, rows
             with torch.device("meta"):
                 count = sum(parameter.numel() for parameter in spec.build(shape, outputs).parameters())
         except RuntimeError as error:  # a shape beyond 64 bits
-            raise ConfigError(
-                f"{name} for records of shape {list(shape)} ({error})", "a net for this shape", "choose a smaller net"
-            ) from None
+            found = f"{name} for records of shape {list(shape)} ({error})"
+            raise ConfigError(found, "a net for this shape", "choose a smaller net") from None
         if count > LARGEST:
             raise ConfigError(f"{name} of {count:,} parameters", f"at most {LARGEST:,}", "make its layers narrower")
     with forked_rng(), torch.device("cpu"):
@@ -90,7 +87,7 @@ _POSITIONAL = 2  # arguments that Sordino passes
 
 @dataclass(frozen=True)
 class RegisteredModel(Architecture, kind="own"):
-    """A module built by the function registered as `sordino.add_model(name)`; `options` are its further arguments."""
+    """Model built by the function that `sordino.add_model(name)` registered; `options` are its further arguments."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -100,9 +97,8 @@ class RegisteredModel(Architecture, kind="own"):
         self._arguments()
 
     def _arguments(self) -> dict[str, Any]:
-        return codec.read_options(
-            codec.find_function("model", self.name), self.options, _POSITIONAL, f"model {self.name}"
-        )
+        function = codec.find_function("model", self.name)
+        return codec.read_options(function, self.options, _POSITIONAL, f"model {self.name}")
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
         try:
@@ -112,9 +108,11 @@ class RegisteredModel(Architecture, kind="own"):
         except Exception as error:  # whatever the user's function raises
             what = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:200]}"
             found = f"model {self.name!r}, which fails for records {list(shape)} and {outputs} outputs ({what})"
-            raise ConfigError(found, "a function of (shape, outputs) that returns a torch.nn.Module") from None
+            needed = "a function of (shape, outputs) that returns a torch.nn.Module"
+            raise ConfigError(found, needed, "repair the function, or choose another model") from None
         if not isinstance(module, nn.Module):
-            raise ConfigError(f"model {self.name!r}, which returns a {type(module).__name__}", "a torch.nn.Module")
+            found = f"model {self.name!r}, which returns a {type(module).__name__}"
+            raise ConfigError(found, "a torch.nn.Module", "return the module from the function")
         return module
 
     def rests_on(self) -> tuple[Foreign, ...]:
@@ -122,9 +120,10 @@ class RegisteredModel(Architecture, kind="own"):
 
 
 def add_model(name: str) -> Callable[[Build], Build]:
-    """Decorator that registers a function of (shape of one record, outputs, options) returning a torch.nn.Module.
+    """Return a decorator that registers a function of (shape of one record, outputs, options) as a model.
 
-    A file names it: model = { kind = "own", name = ..., options = { ... } }. `outputs` is the number of classes, or 1.
+    The function returns a torch.nn.Module; `outputs` is the number of classes, or 1. A configuration file names it by
+    model = { kind = "own", name = ..., options = { ... } }.
     """
     return codec.register_function("model", name)
 
@@ -135,7 +134,7 @@ _KNOWN = ("torch", "sordino", "builtins")  # whose modules need no name on a cer
 
 @dataclass(frozen=True)
 class InMemoryModel(Architecture, kind="in_memory"):
-    """A module passed by a Python script, identified by class, layout and shapes; no file can build it."""
+    """Identity of a module that a Python script passes: its class, layout and shapes; no file can build it."""
 
     name: str  # of its class
     layout: str  # sha256 of names, shapes and order of what is trained
@@ -148,7 +147,7 @@ class InMemoryModel(Architecture, kind="in_memory"):
 
     @classmethod
     def of(cls, task: Task) -> InMemoryModel:
-        """Return the identity of a task's model, loss and metrics."""
+        """Return the identity of a task's model, loss and metrics, for configuration and certificate."""
         model = unwrapped_model(task.model)
         name = str(getattr(task.loss, "__qualname__", type(task.loss).__name__))
         loss = "" if has_written_form(task.losses) else name
@@ -175,17 +174,17 @@ class InMemoryModel(Architecture, kind="in_memory"):
         raise self.missing()
 
     def missing(self) -> ConfigError:
-        """Return the error for a run folder whose module only the script has."""
+        """Return the error for a run folder that is used without the script which passed the module."""
         found = f"a run whose data and module ({self.name}) were passed in Python"
-        fix = 'in that script: so.train(plan, task, out="...", resume=True), and .audit() of what it returns'
-        return ConfigError(found, "the script that has them", fix)
+        fix = 'call so.train(plan, task, out="...", resume=True) in that script, and .audit() of its result'
+        return ConfigError(found, "the script that passes them", fix)
 
     def rests_on(self) -> tuple[Foreign, ...]:
         return self.packages
 
     @property
     def certificate_entry(self) -> dict[str, Any]:
-        """Return the certificate's entry on this model."""
+        """Entry of the certificate on this model."""
         return {"model": self.name, "layout_sha256": self.layout, "inputs": list(self.inputs), "loss": self.loss}
 
 
@@ -209,9 +208,9 @@ Layers = list[tuple[str, nn.Module]]
 
 @dataclass(frozen=True, slots=True)
 class Logistic(Architecture, kind="logistic"):
-    """Logistic regression on the flattened record, W x + c (papers 000, 001, 004).
+    """Logistic regression W x + c on the flattened record x.
 
-    7,850 parameters for 28x28 and 10 classes. The loss is convex, so `zero` starts at 0: every seed starts alike.
+    It has 7,850 parameters for 28x28 and 10 classes. The loss is convex, so by default (`zero`) weights start at 0.
     """
 
     zero: bool = True
@@ -226,12 +225,12 @@ class Logistic(Architecture, kind="logistic"):
 
 @dataclass(frozen=True, slots=True)
 class Linear(Logistic, kind="linear"):
-    """Linear regression: `Logistic` with a loss on real targets (papers 001, 002). 11 parameters for 10 features."""
+    """Linear regression W x + c on the flattened record x; 11 parameters for 10 features."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mlp(Architecture, kind="mlp"):
-    """Perceptron with ReLU between the layers of `hidden`. 50,890 parameters for 28x28, (64,) and 10 classes."""
+    """Multilayer perceptron with ReLU and layers of `hidden` units; 50,890 parameters for 28x28 and 10 classes."""
 
     hidden: tuple[int, ...] = (64,)
 
@@ -248,10 +247,10 @@ class Mlp(Architecture, kind="mlp"):
 
 @dataclass(frozen=True, slots=True)
 class SvhnCnn(Architecture, kind="svhn_cnn"):
-    """CNN of paper 000, Section 5: two 5x5 convolutions with 2x2 pools, dense 384 and 192.
+    """CNN of the DP-Fed-LS paper, Section 5: two 5x5 convolutions with 2x2 pools, dense layers of 384 and 192.
 
-    3,431,754 parameters for 3x32x32 and 10 classes, the paper's "about 3.4M", which needs 128 channels in the second
-    convolution; `channels=(64, 64)` is a smaller net, 1,756,426. The authors' local response norm is omitted.
+    It has 3,431,754 parameters for 3x32x32 and 10 classes, the paper's "about 3.4M", which needs 128 channels in the
+    second convolution; `channels=(64, 64)` has 1,756,426. The authors' local response norm is omitted.
     """
 
     channels: tuple[int, int] = (64, 128)
@@ -265,9 +264,9 @@ class SvhnCnn(Architecture, kind="svhn_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class EmnistCnn(Architecture, kind="emnist_cnn"):
-    """CNN of paper 003, Section 6: 5x5 convolutions of 32 and 64 channels with 2x2 pools, dense 512.
+    """CNN of the DP-FedSAM paper, Section 6: 5x5 convolutions of 32 and 64 channels, 2x2 pools, a dense layer of 512.
 
-    1,690,046 parameters for 28x28 and 62 classes; 1,663,370 for 10, the FedAvg net.
+    It has 1,690,046 parameters for 28x28 and 62 classes; 1,663,370 for 10, the net of the FedAvg paper.
     """
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
@@ -276,9 +275,9 @@ class EmnistCnn(Architecture, kind="emnist_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class FemnistCnn(Architecture, kind="femnist_cnn"):
-    """CNN of paper 002, Section VI: 7x7 convolution of 32 channels, 3x3 of 64, 2x2 pools, one dense layer.
+    """CNN for FEMNIST: 7x7 convolution of 32 channels, 3x3 of 64, 2x2 pools, one dense layer.
 
-    214,590 parameters for 28x28 and 62 classes, as published.
+    It has 214,590 parameters for 28x28 and 62 classes, as published in paper 002 of docs/papers.md, Section VI.
     """
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
@@ -287,9 +286,9 @@ class FemnistCnn(Architecture, kind="femnist_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class SmallCnn(Architecture, kind="small_cnn"):
-    """Small CNN of scaled runs (papers 000, 003): per entry of `channels` a convolution, group norm, ReLU, pool.
+    """Small CNN for quick runs: per entry of `channels` a convolution, group norm, ReLU and pool, then a dense layer.
 
-    55,338 parameters for 28x28 and 10 classes, 70,986 for 3x32x32; group norm (`groups` > 0) adds 96.
+    It has 55,338 parameters for 28x28 and 10 classes, 70,986 for 3x32x32; group norm (`groups` > 0) adds 96.
     """
 
     channels: tuple[int, ...] = (16, 32)
@@ -312,9 +311,10 @@ class SmallCnn(Architecture, kind="small_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class DpMnistCnn(Architecture, kind="dp_mnist_cnn"):
-    """CNN of paper 004, Section 4, from the DP-SGD tutorial. 26,010 parameters for 28x28 and 10 classes.
+    """CNN of the DP-SGD tutorial and the DP-LSSGD paper, Section 4; 26,010 parameters for 28x28 and 10 classes.
 
-    Convolution 16@8x8 stride 2 padding 3, pool 2 stride 1, convolution 32@4x4 stride 2, pool 2 stride 1, dense 32.
+    Its layers: convolution 16@8x8 stride 2 padding 3, pool 2 stride 1, convolution 32@4x4 stride 2, pool 2 stride 1,
+    dense 32.
     """
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
@@ -328,9 +328,9 @@ class DpMnistCnn(Architecture, kind="dp_mnist_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class ResNet18(Architecture, kind="resnet18"):
-    """ResNet-18 of paper 003, Section 6, with group norm and the 3x3 stem for small images.
+    """ResNet-18 with group norm and a first 3x3 convolution for small images (DP-FedSAM paper, Section 6).
 
-    11,173,962 parameters for 3x32x32, width 64 and 10 classes; 11,220,132 for 100. `groups` must divide `width`.
+    It has 11,173,962 parameters for 3x32x32, width 64 and 10 classes; 11,220,132 for 100. `groups` must divide `width`.
     """
 
     groups: int = 32
@@ -374,10 +374,10 @@ class _Residual(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class CharLstm(Architecture, kind="char_lstm"):
-    """LSTM of paper 000, Section 5: predicts the next character from a window of 80 characters, int64 in [0, outputs).
+    """LSTM of the DP-Fed-LS paper: predicts the next of `outputs` characters from a window of 80 characters (int64).
 
-    Embedding 8, two LSTM layers of 256, the last position to a dense layer; each window starts from a zero state.
-    819,920 parameters for a vocabulary of 80. Not for `vmap`: the engine runs it one client at a time.
+    It has an embedding of 8, two LSTM layers of 256, and a dense layer on the last position; each window starts from a
+    zero state. It has 819,920 parameters for a vocabulary of 80, and engines run it one client at a time, without vmap.
     """
 
     embed: int = 8
@@ -417,7 +417,6 @@ def _named(layers: Layers) -> nn.Module:
 
 
 def _dense(inputs: int, hidden: Iterable[int], outputs: int) -> Layers:
-    """Return named dense layers fc1, ReLU, fc2, ..., without a ReLU after the last."""
     layers: Layers = []
     for i, (before, after) in enumerate(pairwise((inputs, *hidden, outputs)), 1):
         layers += [(f"fc{i}", nn.Linear(before, after)), (f"fc_relu{i}", nn.ReLU())]
@@ -425,17 +424,10 @@ def _dense(inputs: int, hidden: Iterable[int], outputs: int) -> Layers:
 
 
 def _conv_net(
-    spec: Architecture,
-    shape: Shape,
-    outputs: int,
-    kernels: tuple[int, ...],
-    channels: tuple[int, ...],
-    hidden: tuple[int, ...],
-    groups: int = 0,
-) -> nn.Module:
-    """Return a CNN: per kernel (odd, padded to keep the size) a convolution, group norm, ReLU and 2x2 pool; then
-    dense layers.
-    """
+    spec: Architecture, shape: Shape, outputs: int, kernels: tuple[int, ...], channels: tuple[int, ...],
+    hidden: tuple[int, ...], groups: int = 0,
+) -> nn.Module:  # fmt: skip
+    """Return a CNN with a padded convolution, group norm, ReLU and 2x2 pool per kernel, then dense layers."""
     shrink = 2 ** len(kernels)
     first, height, width = _image(spec, shape, outputs, least=shrink)
     layers: Layers = []

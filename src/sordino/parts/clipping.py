@@ -20,13 +20,10 @@ _TINY, _HUGE = 1e-12, 1e15  # outside, squares of float32 lose digits
 
 
 def row_norms(rows: Tensor, norm: Norm = 2) -> Tensor:
-    """Return the norm of each row of [m, d] in float64; inf or NaN if an entry is.
-
-    On accelerators all sums are float64, in which squares of float32 neither overflow nor vanish.
-    """
+    """Return the norm of each row [m, d] in float64; it is infinite or NaN if an entry of the row is."""
     if rows.device.type != "cpu":
         norms64: Tensor = torch.linalg.vector_norm(rows, ord=norm, dim=-1, dtype=torch.float64)
-        return norms64
+        return norms64  # squares of float32 neither overflow nor vanish in float64
     m, d = rows.shape
     whole, power = d - d % BLOCK, torch.square if norm == 2 else torch.abs
     total = power(rows[:, whole:]).sum(-1, dtype=torch.float64)
@@ -41,7 +38,7 @@ def row_norms(rows: Tensor, norm: Norm = 2) -> Tensor:
 
 
 def lengths(rows: Tensor, norm: Norm = 2) -> Tensor:
-    """Return the norms over the last axis, in the rows' dtype; computed again in float64 where float32 squares vanish.
+    """Return the norms over the last axis, in the rows' dtype; tiny norms, whose squares vanish, use float64.
 
     L2 norms of at most `BLOCK` entries are summed in float32 (error 3e-6). All others are summed in float64, a few
     rows at a time, so that the float64 copy stays in the cache; L1 sums in float32 would err by 4e-5.
@@ -77,11 +74,11 @@ FEW_DIGITS = 1e-35  # below about 1e-38 a float32 loses digits one by one
 
 
 def factors(norms: Tensor, clip_norm: float, mask: Tensor | None = None, unit: bool = False) -> Tensor:
-    """Return clip factors min(1, clip norm (1 - SLACK) / norm), which scale a vector of each norm into the clip ball.
+    """Return clip factors min(1, clip_norm (1 - SLACK) / norm), which scale a vector of each norm into the clip ball.
 
-    A factor is 1 where the norm is 0, and 0 where the norm is not finite, where `mask` is 0, or where float32 holds the
-    factor with too few digits to keep the product in the ball. With `unit` the factors also divide by the clip norm,
-    and small factors are kept, since `scaled` multiplies in float64 where necessary.
+    A factor is 1 for norm 0, and 0 where the norm is not finite, where `mask` is 0, or where float32 has too few digits
+    for the factor to guarantee the bound. With `unit` the factors also divide by the clip norm, and small factors
+    remain, since `scaled` multiplies in float64 where necessary.
     """
     aim, most = (1.0, 1.0 / clip_norm) if unit else (clip_norm, 1.0)
     scale = (aim * (1 - SLACK) / norms).clamp(max=most)
@@ -90,10 +87,10 @@ def factors(norms: Tensor, clip_norm: float, mask: Tensor | None = None, unit: b
 
 
 def pull(rows: Tensor, scale: Tensor) -> Tensor:
-    """Return rows * scale, and 0 where the scale is 0, even if the row is not finite.
+    """Return rows * scale, where a scale of 0 gives 0 even if the row is not finite.
 
-    Rows below float32's normal range are also set to 0: a row is one factor of a record's gradient (an outer product),
-    and its rounding error times a very large other factor could make the gradient longer than the clip norm.
+    Rows below float32's normal range become 0 too: a row is one factor of a record's gradient (an outer product), and
+    its rounding error times a very large other factor could make the gradient longer than the clip norm.
     """
     pulled = torch.where(scale[..., None] > 0, rows * scale[..., None], torch.zeros_like(rows))
     return torch.where(pulled.abs().amax(-1, keepdim=True) >= FEW_DIGITS, pulled, torch.zeros_like(pulled))
@@ -115,8 +112,8 @@ def summed(records: int, product: Product) -> Tensor:
     Rounding in the sum must not increase the influence of one record. Measured with all records in one direction, one
     record changed a float32 sum by 1 + 1e-5 clip norms among 100 records (slack included), by 1 + 6e-5 among 1,000 and
     by 1.004 among 200,000. So products of `FEW` records are added in float64; for more than `MANY` records, `cast`
-    converts the factors of every product to float64. No worst case is proved for the float32 part. `out` is memory for
-    a product.
+    converts the factors of every product to float64. No worst case is proved for the float32 part. `out` is a buffer
+    for the result of `product`.
     """
     if records <= FEW:
         return product(slice(0, records), _same, None)

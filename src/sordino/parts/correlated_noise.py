@@ -1,8 +1,8 @@
-"""Correlated noise (matrix mechanisms): a release whose later rounds cancel a part of the noise of earlier rounds.
+"""Correlated noise (matrix mechanisms), a release in which later rounds cancel a part of the noise of earlier rounds.
 
-The loop calls it like any release. The run releases X + C^-1 Z, which is post-processing of C X + Z: one Gaussian
-mechanism for all rounds together, with  mu = sensitivity / noise multiplier,  where the sensitivity is the maximum over
-all sets of rounds in which a client may take part.
+The loop calls it like any release. With one row per round, X the sums, Z independent noise and C a strategy matrix, the
+run releases X + C^-1 Z, which is post-processing of C X + Z: one Gaussian mechanism for all rounds together, with
+mu = sensitivity / noise multiplier, the sensitivity maximal over all sets of rounds in which a client may take part.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 class CorrelatedNoise(Release, kind="correlated_noise"):
     """Correlated noise (DP-FTRL, BandMF): the trusted server adds row t of C^-1 Z to the sum of round t.
 
-    Z is independent noise of the mechanism. Guarantee: mu-GDP for the whole run, mu = sensitivity(C) / noise
-    multiplier, if the sampler guarantees a minimum separation; amplified by sampling if the sampler is cyclic Poisson
-    with at least as many groups as C has bands. For release the noise state is float64, so that rounding it changes mu
-    by less than sqrt(d T) 2^-50 sum |c_j|
-    (docs/privacy.md#from-sampler-to-grid); simulations use float32, half the memory.
+    Z is independent noise of the mechanism and C the strategy's matrix. Guarantee: mu-GDP for the whole run, mu =
+    sensitivity(C) / noise multiplier, if the sampler guarantees a minimum separation; amplified by sampling if the
+    sampler is cyclic Poisson with at least as many groups as C has bands. For release the noise state is float64:
+    rounding it changes mu by less than sqrt(d T) 2^-50 sum |c_j|, for d parameters, T rounds and entries c_j of C
+    (docs/privacy.md#from-sampler-to-grid). Simulations use float32, half the memory.
     """
 
     mechanism: Gaussian
@@ -52,7 +52,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         need_bound(bound, self.mechanism)
         if clients.min_separation is None:
             found = f"correlated noise and sampler {clients.kind!r}, under which a client may be in any two rounds"
-            fix = "roundrobin, min_separation or cyclic_poisson; with poisson or fixed use central_noise"
+            fix = "sample by roundrobin, min_separation or cyclic_poisson, or use release central_noise"
             raise PlanError("correlated noise", found, "a sampler with a minimum separation of a client's rounds", fix)
         overlap = clients.amplifies and not clients.keeps_bins
         if overlap and (self.strategy.bands is None or self.strategy.bands > clients.min_separation):
@@ -61,7 +61,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
             raise PlanError("correlated noise", found, needed, "lower the number of bands")
         if records is not None and records.min_separation(0) is None:
             found = f"correlated noise and {records.kind!r}, which may read a record in any two rounds"
-            fix = "records_in_turn (the same batches in every epoch), one_pass or all_records"
+            fix = "use records_in_turn (the same batches in every epoch), one_pass or all_records"
             raise PlanError("correlated noise", found, "batches with a minimum separation of a record's reads", fix)
 
     def fitted(self, allowed: Callable[[], Patterns], work: Callable[[], Floats]) -> Release:
@@ -90,7 +90,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         return total + noise.view_as(total), dict(memory)
 
     def event(self) -> Event:
-        """Return the event of one round of one client: the noise multiplier over the largest column norm of C."""
+        """Return the privacy event of one client in one round; sensitivity: the strategy's largest column norm."""
         return GaussianNoise(self.mechanism.noise_multiplier / self.strategy.max_column_norm)
 
     def run_events(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
@@ -103,11 +103,11 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         return kept_bins(_bin_gram(self.strategy, bins, rounds), self.mechanism.noise_multiplier)
 
     def repeated_event(self, allowed: Patterns) -> Event:
-        """Return the event of a round t that is run again with fresh noise z: one more release of row (C X)_t + z.
+        """Return the event of a round t that is run again with fresh noise z: one more release of (C X)_t + z.
 
-        A client changes that row by at most max_pattern sum_s |C_ts|. If its rounds are at least `bands` apart, this
-        is one entry of C, so at most the largest column norm; otherwise it is at most the sensitivity of all rows
-        together.
+        C is the strategy's matrix, and X has the rounds' sums as rows. A client that takes part in the rounds s changes
+        (C X)_t by at most sum_s |C_ts|. If its rounds are at least `bands` apart, this is one entry of C, at most the
+        largest column norm; otherwise it is at most the sensitivity of all rows together.
         """
         bands = self.strategy.bands
         if bands is not None and bands <= allowed.min_separation:
@@ -130,9 +130,9 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         return self.strategy.noise_matrix(rounds)
 
     def independent(self, clients: Sampler, allowed: Patterns) -> CentralNoise | None:
-        """Return independent noise in every round that costs the same under the same sampler; None for kept bins, where
-        the price depends on delta.
-        """
+        """Return a release with independent noise in every round at the same privacy cost, for this sampler.
+
+        None for kept bins, where the cost depends on delta."""
         if clients.keeps_bins:
             return None
         moved, alone = self.strategy.max_column_norm, 1.0
@@ -148,9 +148,10 @@ def _bin_gram(strategy: Strategy, bins: int, rounds: int) -> Floats:
 
 
 def noise_of_models(release: Release, work: Floats) -> float | None:
-    """Return the noise in one coordinate of the models, root mean square over rounds; None if clients add the noise.
+    """Return the noise's standard deviation in one coordinate of a model, root mean square over the rounds' models.
 
-    `work` is the workload A of `ServerOptimizer.workload`; models are A times the rounds' sums.
+    `work` is the workload A of `ServerOptimizer.workload`: models are A times the rounds' sums. The result is None if
+    the noise is not added by the server.
     """
     if not isinstance(release, CorrelatedNoise | CentralNoise):
         return None

@@ -1,7 +1,7 @@
-"""Encoding steps of a message before the noise (`Step`, `Clip`), and post-processing of the noised mean.
+"""Encoding steps of messages before the noise (`Step`, `Clip`), and post-processing of the noised mean.
 
-Engines call `encode` on clients; the loop calls `decode` and `apply` on the server. Post-processing costs no privacy;
-denoisers know the noise level exactly, because the plan sets it.
+Engines call `encode` on clients; the loop calls `decode` and `apply` on the server. Post-processing has no privacy
+cost; denoisers get the exact noise level, because the plan sets it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sordino.codec.boundary import of_type, returns, tensor
 from sordino.errors import brief_repr
 from sordino.layout import Layout
 from sordino.parts.clipping import SLACK, factors, row_norms, scaled
-from sordino.parts.schedules import Schedule, at, natural, positive, require
+from sordino.parts.schedules import Schedule, at, natural, positive, require, require_values
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class Public:
-    """Public values of round t: nothing here depends on unreleased data."""
+    """Public values of round t, none of which depends on unreleased data."""
 
     t: int
     clip_norm: float = math.inf
@@ -56,7 +56,7 @@ def _check_decoded(found: object, step: Step, mean: Tensor, public: Public) -> s
 
 
 class Step(Part):
-    """Base class of encoding steps: the client's `encode`, the server's `decode`, their norm bound and noise."""
+    """Base class of encoding steps, which clients apply to messages and the server undoes after the noise."""
 
     needs_slopes: bool = False  # True: `encode` uses the clients' gradients at the start of the round
     needs_tensors: bool = False  # True: `encode` uses the sizes of the model's tensors
@@ -64,10 +64,10 @@ class Step(Part):
     @abstractmethod
     @returns(lambda found, part, rows, *_, **__: tensor(found, (*rows.shape[:-1], part.length(rows.shape[-1])), rows))
     def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
-        """Encode rows [m, d] -> [m, d'], on the client."""
+        """Return messages [m, d] encoded as [m, d'], on the client; `slopes` [m, d] are gradients, if needed."""
 
     def length(self, before: int) -> int:
-        """Return d', the length of an encoded message of length d = `before`."""
+        """Return the length of an encoded message whose length was `before`."""
         return before
 
     def learn(self, mean: Tensor, public: Public) -> dict[str, float]:
@@ -77,12 +77,12 @@ class Step(Part):
     @abstractmethod
     @returns(_check_decoded)
     def decode(self, mean: Tensor, public: Public) -> Tensor:
-        """Decode the noised mean [d'] -> [d], on the server."""
+        """Return the noised mean [d'] decoded to [d], on the server."""
 
     @abstractmethod
     @returns(of_type(Bound))
     def bound(self, before: Bound) -> Bound:
-        """Return the bound of the message after this step."""
+        """Return the norm bound of the message after this step, from the bound before it."""
 
     @abstractmethod
     @returns(of_type(float, int, Tensor))
@@ -92,13 +92,13 @@ class Step(Part):
 
 @dataclass(frozen=True)
 class Adaptive(Schedule, kind="adaptive"):
-    """A clip norm that follows the `quantile` of update norms (Andrew, Thakkar, McMahan, Ramaswamy 2021).
+    """Adaptive clip norm C that follows the `quantile` of update norms (Andrew, Thakkar, McMahan, Ramaswamy 2021).
 
-    message = (sqrt(1 - share^2) * x / clip norm,  share * b),  b = +1 if ||x|| <= clip norm else -1
-    clip norm <- clip norm * exp(-rate * (fraction inside - quantile)),  the fraction estimated from the noised mean
+    message = (sqrt(1 - share^2) * x / C,  share * b),  x the update, clipped to C;  b = +1 if ||x|| <= C, else -1
+    C <- C * exp(-rate * (fraction of updates within C - quantile)),  the fraction estimated from the noised mean
 
     The bit b is one coordinate of the same unit-ball message, under the same noise: it costs no extra epsilon, but
-    shrinks the update by the factor sqrt(1 - share^2). In a loop (`make_private`) x is the gradient of one record.
+    shrinks the update by the factor sqrt(1 - share^2). In `make_private` x is the gradient of one record.
     """
 
     learned: ClassVar[bool] = True
@@ -109,41 +109,39 @@ class Adaptive(Schedule, kind="adaptive"):
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        found = f"start {self.start}, quantile {self.quantile}, rate {self.rate}, share {self.share}"
         fits = positive(self.start, self.rate) and 0 < self.quantile < 1 and 0 < self.share < 1
-        require(fits, "adaptive clip", found, "start and rate above 0, quantile and share in (0, 1)")
+        values = {"start": self.start, "quantile": self.quantile, "rate": self.rate, "share": self.share}
+        require_values(fits, "adaptive clip", "start and rate above 0, quantile and share in (0, 1)", **values)
 
     def at(self, t: int) -> float:
         return self.start
 
     def join(self, rows: Tensor, inside: Tensor) -> Tensor:
-        """Append to each row the bit b, whether it was inside the clip norm: [m, d] -> [m, d + 1], still in the unit
-        ball.
-        """
+        """Return messages [m, d + 1]: clipped updates [m, d], each with a bit whether it was within the clip norm."""
         bits = torch.where(inside, self.share, -self.share).to(rows.dtype) * (1.0 - SLACK)
         return torch.cat([rows * self.update_norm, bits[:, None]], dim=1)
 
     @property
     def update_norm(self) -> float:
-        """Largest norm of the update inside the message, sqrt(1 - share^2)."""
+        """Largest norm sqrt(1 - share^2) of the update's part of a message."""
         return math.sqrt(1 - self.share**2)
 
     def bits(self, norms: Tensor, clip_norm: float) -> Tensor:
-        """Return b of records with these norms [m]: 1 below, -1 above the clip norm, 0 if the norm is not finite.
+        """Return the clip bits b of records with these norms [m]: 1 below, -1 above the clip norm, 0 if not finite.
 
-        Within `RAMP` of the clip norm b falls in a straight line: a record's norm is rounded otherwise in a batch with
-        one record more, which would turn bits of norms just at the clip norm.
+        Within `RAMP` of the clip norm b falls linearly, because one record more in a batch changes how norms are
+        rounded, and would otherwise switch bits of norms near the clip norm.
         """
         ramp = ((1.0 - norms / clip_norm) / RAMP).clamp(-1.0, 1.0)
         return torch.where(norms.isfinite(), ramp, torch.zeros_like(ramp))
 
     @property
     def rounding(self) -> float:
-        """sqrt(1 - share^2 + (share / RAMP)^2): change of a message by a relative change of 1 in its x, at most."""
+        """Largest change of a message per relative change of its gradient: sqrt(1 - share^2 + (share / RAMP)^2)."""
         return math.hypot(self.update_norm, self.share / RAMP)
 
     def next(self, mean: Tensor, clip_norm: float) -> float:
-        """Return the clip norm of the next round, within a factor of 1000 of the first."""
+        """Return the next round's clip norm, which stays within a factor of 1000 of the first."""
         fraction = min(1.0, max(0.0, (float(mean[-1]) / self.share + 1) / 2))
         moved = clip_norm * math.exp(-self.rate * (fraction - self.quantile))
         return min(self.start * FARTHEST, max(self.start / FARTHEST, moved))
@@ -155,13 +153,12 @@ class Adaptive(Schedule, kind="adaptive"):
 
 @dataclass(frozen=True)
 class ClipNorms(Schedule, kind="clip_norms"):
-    """Clip norms C_l of disjoint groups of a model's parameters: each part x_l of x is clipped by itself.
+    """Clip norms per layer: the part x_l of a record's gradient x that belongs to group l is clipped by itself.
 
         x_l <- x_l * min(1, C_l / ||x_l||),   ||x|| <= C = sqrt(sum_l C_l^2)
 
-    `names` are layers, or prefixes of the names of parameters; the value of the schedule is C, in every round. Only
-    record gradients of a loop (`make_private`) are clipped so.
-    Guarantee: x is in the ball of radius C, whatever its parts, so noise of z C costs as it does under one clip norm C.
+    `names` are layers, or prefixes of the names of parameters, and `clip_norms` are C_l; the value of the schedule is
+    C in every round. Only `make_private` clips so. Guarantee: that of one clip norm C, by which the noise is scaled.
     """
 
     names: tuple[str, ...]
@@ -171,7 +168,8 @@ class ClipNorms(Schedule, kind="clip_norms"):
     def __post_init__(self) -> None:
         found = f"clip norms {brief_repr(dict(zip(self.names, self.clip_norms, strict=False)))}"
         fits = 0 < len(self.names) == len(self.clip_norms) == len(set(self.names)) and positive(*self.clip_norms)
-        require(fits, "clip", found, "a positive finite clip norm for each group of parameters")
+        needed = "a positive finite clip norm for each group of parameters"
+        require(fits, "clip", found, needed, "give each name one clip norm")
 
     def __str__(self) -> str:
         each = ", ".join(f"{name!r} {own:.6g}" for name, own in zip(self.names, self.clip_norms, strict=True))
@@ -183,10 +181,10 @@ class ClipNorms(Schedule, kind="clip_norms"):
 
 @dataclass(frozen=True)
 class Clip(Step, kind="clip"):
-    """Clipping into the unit ball: x * min(1 / clip norm, 1 / ||x||).
+    """Clipping of a message x into the unit ball: x * min(1 / clip_norm, 1 / ||x||).
 
-    The norm is that of the whole message. A row with a non-finite entry becomes zero. clip_norm = inf does not clip and
-    gives no bound. An `Adaptive` clip norm sends one more coordinate: whether ||x|| was within it (Andrew et al. 2021).
+    The norm is that of the whole message. A message with a non-finite entry becomes zero. clip_norm = inf does not clip
+    and gives no bound. An `Adaptive` clip norm sends one more coordinate: whether ||x|| <= clip_norm.
     Guarantee: ||encode(x)|| <= 1 exactly, in float32, for any x; so sensitivity is 1 (zero out) or 2 (replace).
     """
 
@@ -196,16 +194,16 @@ class Clip(Step, kind="clip"):
     def __post_init__(self) -> None:
         found = "a clip norm per layer of a client's message"
         fits = not isinstance(self.clip_norm, ClipNorms)
-        require(fits, "clip", found, "one clip norm over the whole message", "make_private clips records by layers")
+        require(fits, "clip", found, "one clip norm for the whole message", "set one number, or use make_private")
         fits = self.norm == 2 or not isinstance(self.clip_norm, Adaptive)
-        require(fits, "clip", "an adaptive clip norm in the L1 norm", "norm = 2")
+        require(fits, "clip", "an adaptive clip norm in the L1 norm", "the L2 norm", "set norm = 2")
         found, fix = f"clip_norm {brief_repr(self.clip_norm)}", "use a clip norm near the typical update norm"
         fits = self.clip_norm == math.inf or positive(self.clip_norm)
         require(fits, "clip", found, "a positive number", fix)
 
     @property
     def finite(self) -> bool:
-        """Whether this clip bounds the message: False for clip_norm = inf."""
+        """Whether this step bounds the message: False for clip_norm = inf."""
         return self.clip_norm != math.inf
 
     def clip_norm_at(self, t: int, learned: float | None = None) -> float:
@@ -249,7 +247,7 @@ class Clip(Step, kind="clip"):
 
 
 def finite_rows(rows: Tensor, norms: Tensor) -> Tensor:
-    """Return rows [m, d] with every row of a non-finite norm set to zero, so that it adds nothing to the sum."""
+    """Return rows [m, d] in which rows with a non-finite norm are set to zero."""
     bad = ~norms.isfinite()
     if rows.device.type == "cpu" and not bool(bad.any()):
         return rows
@@ -258,7 +256,7 @@ def finite_rows(rows: Tensor, norms: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Noised:
-    """Public facts about a noised mean: layout, noise level, round and clip norm."""
+    """Public facts about a noised mean, which post-processing may use: layout, noise level, round and clip norm."""
 
     layout: Layout
     std: NoiseStd  # exact standard deviation of the noise in every coordinate of the mean
@@ -267,7 +265,9 @@ class Noised:
 
     @property
     def noise_to_signal(self) -> float:
-        """Ratio of the noise's norm to the largest norm of the mean: z sqrt(d) / S for S clients, or records."""
+        """Ratio of the noise's norm to the largest norm of the mean: z sqrt(d) / S.
+
+        z is the noise multiplier, d the number of parameters and S the expected number of clients, or records."""
         return float(self.each().square().sum().sqrt()) / self.clip_norm
 
     def each(self, device: torch.device | None = None) -> Tensor:
@@ -278,31 +278,27 @@ class Noised:
 
 
 class Postprocess(Part):
-    """Base class of post-processing of the noised mean.
+    """Base class of post-processing of the noised mean."""
 
-    After a `linear` map the noise level stays known (`decoded_noise_std`)."""
-
-    needs_noise: ClassVar[bool] = False  # True: `apply` reads known.std, so what comes before must be linear
-    linear: ClassVar[bool] = False
+    needs_noise: ClassVar[bool] = False  # True: `apply` reads known.std, so steps before it must be linear
+    linear: ClassVar[bool] = False  # True: a linear map, after which `decoded_noise_std` is the noise level
 
     @abstractmethod
     @returns(lambda found, part, mean, *_: tensor(found, tuple(mean.shape), mean))
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
-        """Return the post-processed mean [d]."""
+        """Return the post-processed mean [d]; `known` has the noise level of `mean`."""
 
     def decoded_noise_std(self, known: Noised) -> NoiseStd:
         """Return the standard deviation of the noise after `apply`; called for linear maps only."""
-        raise NotImplementedError(f"{self.kind} does not state the noise after it: define decoded_noise_std")
+        raise NotImplementedError(f"linear post-processing {self.kind} must define decoded_noise_std")
 
 
 @dataclass(frozen=True)
 class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
-    """Laplacian smoothing u = (I + strength * L)^-1 mean, L the Laplacian of a cycle, per tensor (papers 000, 004).
+    """Laplacian smoothing (I + strength * L)^-1 of the noised mean per tensor, L the Laplacian of a cycle (DP-Fed-LS).
 
     A tensor is flattened in parameter order; `order` first permutes the axes of 4-dimensional tensors, such as
-    (0, 2, 3, 1) for O,H,W,I (paper 000, Table 5). The inverse factors into two one-sided recursive filters,
-    c / ((1 - r z^-1)(1 - r z)), applied by doubling.
-    Guarantee: a public invertible linear map; the certificate is the same with and without it.
+    (0, 2, 3, 1) for O,H,W,I (DP-Fed-LS, Table 5). Guarantee: this is a public linear map, without privacy cost.
     """
 
     strength: float
@@ -310,19 +306,20 @@ class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
     linear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(natural(self.strength), "smoothing", f"strength {self.strength}", "a finite number of at least 0")
+        require_values(natural(self.strength), "smoothing", "a finite number of at least 0", strength=self.strength)
         fits = sorted(self.order) in ([], [0, 1, 2, 3])
-        require(fits, "smoothing", f"order {list(self.order)}", "a permutation of 0, 1, 2, 3")
+        require(fits, "smoothing", f"order {list(self.order)}", "a permutation of 0, 1, 2, 3", "drop order")
 
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
-        return self._tensors(mean, known.layout, smooth_cycle)
+        return self._per_tensor(mean, known.layout, smooth_cycle)
 
     def decoded_noise_std(self, known: Noised) -> NoiseStd:
-        """Return sqrt(h^2 * nu^2), h the filter's impulse response, nu the noise before it, * circular convolution."""
-        return self._tensors(known.each().square(), known.layout, _variances).sqrt()
+        """Return the noise's standard deviation after smoothing, sqrt(h^2 * nu^2).
 
-    def _tensors(self, vector: Tensor, layout: Layout, of_cycle: Callable[[Tensor, float], Tensor]) -> Tensor:
-        """Apply `of_cycle` to every trained tensor, flattened in `order`."""
+        h is the impulse response of the smoothing, nu the standard deviation before it, and * circular convolution."""
+        return self._per_tensor(known.each().square(), known.layout, _smoothed_variances).sqrt()
+
+    def _per_tensor(self, vector: Tensor, layout: Layout, of_cycle: Callable[[Tensor, float], Tensor]) -> Tensor:
         if self.strength == 0:
             return vector
         result = vector.clone()
@@ -339,8 +336,7 @@ class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
         return result
 
 
-def _variances(variances: Tensor, strength: float) -> Tensor:
-    """Return the variances of independent noise after smoothing: h^2 convolved with the variances on the cycle."""
+def _smoothed_variances(variances: Tensor, strength: float) -> Tensor:
     impulse = torch.zeros_like(variances)
     impulse[0] = 1.0
     weights = smooth_cycle(impulse, strength).square()
@@ -352,22 +348,19 @@ def _variances(variances: Tensor, strength: float) -> Tensor:
 
 
 def smooth_cycle(signal: Tensor, strength: float) -> Tensor:
-    """Return (I + s L)^-1 v for the Laplacian L of a cycle of any length, exact up to rounding, in O(d).
+    """Return (I + s L)^-1 v for strength s, signal v and the Laplacian L of a cycle, exact up to rounding.
 
-    With S the cyclic shift, r = 2s / (1 + 2s + sqrt(1 + 4s)) (no digits lost for small s) and c = r / s:
-    (I + s L)^-1 = c (1 - r S)^-1 (1 - r S^-1)^-1.
+    With S the cyclic shift, r = 2s / (1 + 2s + sqrt(1 + 4s)) and c = r / s it is c (1 - r S)^-1 (1 - r S^-1)^-1 v.
     """
     half = 1 + 2 * strength + math.sqrt(1 + 4 * strength)
     r = 2 * strength / half
     return _geometric(_geometric(signal, r, 1), r, -1) * (2 / half)
 
 
-def _geometric(signal: Tensor, r: float, way: int) -> Tensor:
-    """Return sum_k r^k S^k v = prod_j (1 + r^(2^j) S^(2^j)) v, S the cyclic shift by `way`; tiny factors are
-    omitted.
-    """
-    floor = 1e-9 if signal.dtype == torch.float32 else 1e-18
-    y, power, shift = signal, r, way
+def _geometric(signal: Tensor, r: float, shift: int) -> Tensor:
+    """Return sum_k r^k S^k v = prod_j (1 + r^(2^j) S^(2^j)) v for signal v and the cyclic shift S by `shift`."""
+    floor = 1e-9 if signal.dtype == torch.float32 else 1e-18  # smaller factors are omitted
+    y, power = signal, r
     while power > floor:
         y = torch.roll(y, shift).mul_(power).add_(y)
         power, shift = power * power, shift * 2
@@ -376,10 +369,11 @@ def _geometric(signal: Tensor, r: float, way: int) -> Tensor:
 
 @dataclass(frozen=True)
 class JamesStein(Postprocess, kind="james_stein"):
-    """James-Stein shrinkage (1 - (d - 2) / sum_i (y_i / nu_i)^2) y per tensor; the factor is at least 0 if `positive`.
+    """James-Stein shrinkage (1 - (d - 2) / sum_i (y_i / nu_i)^2) y of each tensor y of the noised mean.
 
-    d is the number of coordinates with noise and nu_i their noise. Coordinates without noise do not change, nor do
-    tensors with at most two noisy coordinates, for which no estimator dominates the raw mean.
+    d is the number of coordinates with noise and nu_i its standard deviation; `positive` clamps the factor at 0.
+    Coordinates without noise do not change, nor do tensors with at most two noisy coordinates, for which no estimator
+    dominates the raw mean.
     """
 
     positive: bool = True
@@ -399,9 +393,9 @@ class JamesStein(Postprocess, kind="james_stein"):
 
 @dataclass(frozen=True)
 class SoftThreshold(Postprocess, kind="soft_threshold"):
-    """Soft thresholding sign(y) max(0, |y| - nu sqrt(2 ln d)) per tensor (Donoho, Johnstone 1994).
+    """Soft thresholding sign(y) max(0, |y| - nu sqrt(2 ln d)) of each tensor y of the noised mean.
 
-    nu is the noise's standard deviation, d the number of noisy coordinates.
+    nu is the noise's standard deviation, d the number of noisy coordinates (Donoho, Johnstone 1994).
     """
 
     needs_noise: ClassVar[bool] = True
@@ -417,18 +411,18 @@ class SoftThreshold(Postprocess, kind="soft_threshold"):
 
 @dataclass(frozen=True)
 class WhenNoisy(Postprocess, kind="when_noisy"):
-    """Conditional denoising: `denoiser` in rounds with noise-to-signal ratio z sqrt(d) / S > `above`, else none.
+    """Conditional denoising: `denoiser` is applied in rounds whose noise-to-signal ratio z sqrt(d) / S is > `above`.
 
     z is the noise multiplier, d the number of parameters, S the expected cohort (or batch). Laplacian smoothing helps
-    above a ratio of about 15 and harms below it. The ratio is public: it depends on the plan and the model alone.
+    above a ratio of about 18 and harms below it. The ratio is public: it depends on the plan and the model alone.
     """
 
     denoiser: Postprocess
-    above: float = 15.0
+    above: float = 18.0
     needs_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(natural(self.above), "denoising", f"above = {self.above}", "a finite number of at least 0")
+        require_values(natural(self.above), "denoising", "a finite number of at least 0", above=self.above)
 
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
         return self.denoiser.apply(mean, known) if known.noise_to_signal > self.above else mean

@@ -1,4 +1,4 @@
-"""Gradient oracles: they compute the direction of a local step. Local solvers call `Gradient.at`."""
+"""Gradient oracles, which compute the direction of a local step. Local solvers call `Gradient.at`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from sordino import codec
 from sordino.accounting.bounds import Norm
 from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor
-from sordino.errors import brief_repr
 from sordino.layout import Layout
-from sordino.parts.schedules import MOST, natural, positive, require
+from sordino.parts.schedules import MOST, natural, positive, require_values
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class Batch:
-    """One minibatch of each of m clients; `mask` marks real records, `active` the clients with steps left."""
+    """One minibatch for each of m clients, padded; `mask` marks real records, `active` the clients with steps left."""
 
     x: Tensor  # [m, b, ...]
     y: Tensor  # [m, b, ...]
@@ -35,7 +34,7 @@ class Batch:
 @codec.hides_values
 @dataclass(frozen=True)
 class Anchor:
-    """Reference values of regularisers: the public model at the start of the round, and the clip norm."""
+    """Reference values of local regularisers: the public model at the start of the round, and the clip norm."""
 
     start: Tensor  # [d]
     clip_norm: float = math.inf
@@ -43,9 +42,7 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Ball:
-    """Ball to which record gradients are clipped, ||g_j|| <= clip norm; with `envelope`, of the Moreau envelope of
-    the loss.
-    """
+    """Norm ball to which record gradients are clipped; with `envelope`, gradients are those of the Moreau envelope."""
 
     clip_norm: float = math.inf
     norm: Norm = 2
@@ -55,9 +52,9 @@ class Ball:
 class Objective(Protocol):
     """Interface to an engine's losses and gradients of m clients, each at its own parameters.
 
-    Rows [m, d] hold the tensors of `layout` one after the other, each in row-major order: `layout.views(w)` are those
-    tensors by name, [m, *shape]. An objective may use another order of coordinates, which `inward` and `outward`
-    convert, only if every part treats all coordinates alike (`any_order`).
+    Rows w [m, d] hold the tensors of `layout` one after the other, each in row-major order; `layout.views(w)` returns
+    them by name. An objective may use another order of coordinates, which `inward` and `outward` convert, only if every
+    part treats all coordinates alike (`LocalSolver.any_order`).
     """
 
     @property
@@ -67,12 +64,12 @@ class Objective(Protocol):
     def place(self, start: Tensor, clients: int) -> Tensor: ...
     def gradient(self, w: Tensor, batch: Batch) -> Tensor: ...
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
-        """Return the parameters [m, d] after plain SGD over `batches`; None if this is not faster than single steps."""
+        """Return the parameters [m, d] after plain SGD over `batches`; None if single steps are as fast."""
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor: ...  # [m, d], sum over records of g_j in the ball
     def inward(self, start: Tensor) -> Tensor: ...  # [d], in the objective's own order of coordinates
     def outward(self, rows: Tensor) -> Tensor: ...  # [m, d], back in the layout's order
-    def untouched(self) -> None: ...  # refuse a module that stored something of its clients
+    def untouched(self) -> None: ...  # raise an error if the module stored a value computed from its clients
 
 
 class Gradient(Part):
@@ -83,17 +80,17 @@ class Gradient(Part):
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         """Return the direction [m, d] at w [m, d] for one minibatch per client; the next call may overwrite the result.
 
-        Coordinates are in the order of `objective.layout`, on every path of every engine.
+        Coordinates are in the order of `objective.layout`.
         """
 
 
-def _check_at_least_0(name: str, value: float) -> None:
-    require(natural(value), "gradient", f"{name} = {value}", "a finite number of at least 0")
+def _check_at_least_0(**value: float) -> None:
+    require_values(natural(*value.values()), "gradient", "a finite number of at least 0", **value)
 
 
 @dataclass(frozen=True)
 class Plain(Gradient, kind="plain"):
-    """Plain gradient grad f(w)."""
+    """Plain gradient of a minibatch's mean loss f at the model w."""
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         return objective.gradient(w, batch)
@@ -101,16 +98,16 @@ class Plain(Gradient, kind="plain"):
 
 @dataclass(frozen=True)
 class Sam(Gradient, kind="sam"):
-    """Sharpness-aware gradient (SAM) grad f(w + rho * e), e = g / ||g||, g = grad f(w) (Foret et al. 2021; paper 003).
+    """Sharpness-aware gradient (SAM) grad f(w + rho * e), e = g / ||g||, g = grad f(w) (Foret et al. 2021).
 
-    With `adaptive`, e = T^2 g / ||T g||, T = |w| + 0.01 (ASAM, Kwon et al. 2021).
+    f is the loss of a minibatch. With `adaptive`, e = T^2 g / ||T g||, T = |w| + 0.01 (ASAM, Kwon et al. 2021).
     """
 
     rho: float
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        _check_at_least_0("rho", self.rho)
+        _check_at_least_0(rho=self.rho)
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         slope = objective.gradient(w, batch)
@@ -126,16 +123,16 @@ class Sam(Gradient, kind="sam"):
 
 @dataclass(frozen=True)
 class Blur(Gradient, kind="blur"):
-    """BLUR: gradient of f(w) + strength / 2 * max(0, ||w - w_t||^2 - clip norm^2), a penalty outside of the clip ball.
+    """BLUR: gradient of f(w) + strength / 2 * max(0, ||w - w_t||^2 - C^2), a penalty on updates above the clip norm C.
 
-    `gradient` is the oracle to which the penalty's gradient is added; w_t is the model at the start of the round.
+    w_t is the model at the start of the round, and `gradient` computes the gradient of the loss f.
     """
 
     strength: float
     gradient: Gradient = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        _check_at_least_0("strength", self.strength)
+        _check_at_least_0(strength=self.strength)
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         slope = self.gradient.at(objective, w, batch, anchor)
@@ -145,13 +142,13 @@ class Blur(Gradient, kind="blur"):
 
 @dataclass(frozen=True)
 class Proximal(Gradient, kind="proximal"):
-    """FedProx: gradient of f(w) + strength / 2 * ||w - w_t||^2, w_t the round's initial model (Li et al. 2020)."""
+    """FedProx: gradient of f(w) + strength / 2 * ||w - w_t||^2 for loss f and initial model w_t (Li et al. 2020)."""
 
     strength: float
     gradient: Gradient = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        _check_at_least_0("strength", self.strength)
+        _check_at_least_0(strength=self.strength)
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         return self.gradient.at(objective, w, batch, anchor) + self.strength * (w - anchor.start)
@@ -159,14 +156,14 @@ class Proximal(Gradient, kind="proximal"):
 
 @dataclass(frozen=True)
 class Bounded(Gradient, kind="bounded"):
-    """Clipped gradient of a whole minibatch, g * min(1, clip norm / ||g||) (paper 002); gives no bound per record."""
+    """Clipped gradient g * min(1, clip_norm / ||g||) of a whole minibatch, which gives no bound per record."""
 
     clip_norm: float
     norm: Norm = 2
     gradient: Gradient = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        require(positive(self.clip_norm), "gradient", f"clip_norm = {self.clip_norm}", "a positive finite number")
+        require_values(positive(self.clip_norm), "gradient", "a positive finite number", clip_norm=self.clip_norm)
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         slope = self.gradient.at(objective, w, batch, anchor)
@@ -176,21 +173,20 @@ class Bounded(Gradient, kind="bounded"):
 
 @dataclass(frozen=True)
 class Moreau(Gradient, kind="moreau"):
-    """Gradient of the Moreau envelope f_beta(w) = min_v f(v) + beta / 2 ||w - v||^2 of each record: beta (w - prox(w)).
+    """Gradient of the Moreau envelope f_beta(w) = min_v f(v) + beta / 2 ||w - v||^2 of each record's loss f.
 
-    f_beta is beta-smooth and within L^2 / (2 beta) of an L-Lipschitz f (Nesterov smoothing, paper 001). It has a
-    closed form for absolute, hinge and quantile losses of a linear model; otherwise `steps` subgradient steps solve
-    the strongly convex inner problem, with ||v - prox||^2 <= 4 G^2 / (beta^2 (steps + 1)), G the largest gradient norm
-    on the way.
+    It is beta (w - prox(w)), prox(w) the minimiser v. f_beta is beta-smooth and within L^2 / (2 beta) of an L-Lipschitz
+    f (Nesterov smoothing). It has a closed form for absolute, hinge and quantile losses of a linear model;
+    otherwise `steps` subgradient steps solve the strongly convex inner problem, with ||v - prox||^2 <= 4 G^2 /
+    (beta^2 (steps + 1)), G the largest gradient norm in these steps.
     """
 
     beta: float
     steps: int = 200
 
     def __post_init__(self) -> None:
-        found = f"beta = {brief_repr(self.beta)}, steps = {brief_repr(self.steps)}"
-        fits = positive(self.beta) and 1 <= self.steps <= MOST
-        require(fits, "gradient", found, f"beta above 0, and from 1 to {MOST:,} steps")
+        fits, needed = positive(self.beta) and 1 <= self.steps <= MOST, f"beta above 0, and from 1 to {MOST:,} steps"
+        require_values(fits, "gradient", needed, beta=self.beta, steps=self.steps)
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         count = w.new_full((len(w), 1), batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1, keepdim=True)

@@ -28,14 +28,14 @@ from sordino.parts.encoding import Public
 from sordino.parts.gradients import Anchor, Batch, Gradient, Moreau, Objective, Plain
 from sordino.parts.mechanisms import Mechanism
 from sordino.parts.record_samplers import RecordSampler
-from sordino.parts.schedules import MOST, Schedule, require
+from sordino.parts.schedules import MOST, Schedule, require, require_values
 
 CONTROL = "control"  # name of SCAFFOLD's control variates in client states and broadcasts
 
 
 @dataclass(frozen=True)
 class NoiseStream:
-    """Random generator for the noise that one client adds; `solver` is set if the rows have different solvers."""
+    """Random generator of one client's noise; `solver` is the client's own solver, if clients have different ones."""
 
     client: int
     rng: np.random.Generator
@@ -62,7 +62,7 @@ def _update_and_broadcast(found: object, *_: object) -> str:
 
 
 class LocalSolver(Part):
-    """Base class of local training: from the public model and a client's records to a message, start minus end."""
+    """Base class of local training: it makes a message (model before minus after) from a client's records."""
 
     noise_multipliers: tuple[float, ...] = ()  # one per client, where clients differ
     clip_norms: tuple[float | Schedule, ...] = ()  # clip norms that the solver applies to single records
@@ -85,11 +85,11 @@ class LocalSolver(Part):
     @abstractmethod
     @returns(lambda found, part, work: tensor(found, (work.m, part.length(len(work.start))), work.start))
     def solve(self, work: Work) -> Tensor:
-        """Return the messages [m, length] of m clients: start minus end, and other vectors that the solver sends."""
+        """Return the messages [m, length] of m clients: model before minus after, and what else the solver sends."""
 
     @property
     def any_order(self) -> bool:
-        """Whether solver and gradient oracles treat all coordinates alike; False for parts of other packages."""
+        """Whether solver and gradient treat all coordinates alike, as those of this package do."""
         part: Part | None = self
         while part is not None and type(part).__module__.startswith("sordino."):
             part = getattr(part, "gradient", None)
@@ -97,7 +97,7 @@ class LocalSolver(Part):
 
     @property
     def needs_envelope(self) -> bool:
-        """Whether a gradient oracle of this solver follows the Moreau envelope of the loss."""
+        """Whether this solver computes gradients of the Moreau envelope of the loss."""
         part: Part | None = self
         while part is not None and not isinstance(part, Moreau):
             part = getattr(part, "gradient", None)
@@ -109,20 +109,19 @@ class LocalSolver(Part):
 
     @returns(lambda found, *_: tensors(found))
     def client_state(self, start: Tensor) -> dict[str, Tensor]:
-        """Return the initial values, by name, of the state that a client keeps between its rounds; {}: no state.
+        """Return the initial state, by name, that a client stores between its rounds; {} if it stores none.
 
-        `start` [d] is the public model of the client's first round. `Work.state` holds the states of the clients of a
-        round; what `solve` writes there is passed to it again in the client's next round. A tensor of d numbers is in
-        the order of the model's coordinates. A state never leaves its client: it is in no message and in no release.
+        `start` [d] is the public model of the client's first round. `solve` reads and updates the states of a round's
+        clients in `Work.state`. A tensor of d numbers is in the order of the model's coordinates. A state never leaves
+        its client: it is in no message and in no release.
         """
         return {}
 
     def personal_model(self, model: Tensor, state: Mapping[str, Tensor], layout: Layout) -> Tensor | None:
-        """Return a client's personal model [d] from the public `model` [d] and the client's `state`; None if there is
-        none.
+        """Return a client's personal model [d] from the public `model` [d] and the client's `state`; None: it has none.
 
         All tensors may differ from the public model (Ditto), or a few (`layout.views`, such as a head). Simulations
-        evaluate it on the client's own rows (`personal_accuracy` in the diagnostics, which are not private).
+        evaluate personal models on the client's own rows (`personal_accuracy` in the diagnostics, not private).
         """
         return None
 
@@ -132,45 +131,45 @@ class LocalSolver(Part):
 
     @returns(_update_and_broadcast)
     def split(self, mean: Tensor, public: Public, rate: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """Split the decoded mean into the update [d] and what is broadcast in the next round (`Public.broadcast`).
+        """Return the two parts of the decoded mean: the update [d], and the vectors broadcast in the next round.
 
         `rate` is the expected share of the population in a round. Both results are post-processing of a release.
         """
         return mean, {}
 
     def for_one_record(self) -> LocalSolver:
-        """Return the same solver without noise, for a client of one record; for `sordino audit --canaries`."""
+        """Return the same solver without noise for clients of one record, which `sordino audit` plants as canaries."""
         return self
 
     def check_rounds(self, rounds: int) -> None:
-        """Refuse numbers that this solver cannot work with in one of `rounds` rounds."""
+        """Raise an error if a setting, such as a schedule, is invalid in one of `rounds` rounds."""
 
     def check_population(self, population: int) -> None:
-        """Refuse a population that this solver cannot work with."""
+        """Raise an error if settings per client do not fit the number of clients."""
 
     def own_event(self, client: int) -> Event:
-        """Return the privacy event of one local step of a solver that adds noise (`AlreadyPrivate`)."""
+        """Return the privacy event of one local step, for a solver that noises its own steps (`AlreadyPrivate`)."""
         raise NotImplementedError(f"{self.kind} adds no noise of its own")
 
     def own_noise(self, t: int, client: int) -> Mechanism | None:
-        """Return all noise that the solver adds to one message of round t (`AlreadyPrivate`); None: not stated."""
+        """Return the total noise that the solver adds to one message of round t; None if it is not stated."""
         return None
 
     def message_sensitivity(self, t: int) -> float | None:
-        """Return the largest change of a message of round t by one record (`AlreadyPrivate`); None if not stated."""
+        """Return the largest change of a message of round t by one record or client; None if it is not stated."""
         return None if isinstance(self.bound(), AlreadyPrivate) else 1.0
 
     def with_noise_multiplier(self, noise_multiplier: float) -> LocalSolver:
-        """Return the same solver with another noise multiplier, the same for all clients (`AlreadyPrivate`)."""
+        """Return the same solver with another noise multiplier for all clients, if it adds noise."""
         raise NotImplementedError(f"{self.kind} adds no noise of its own")
 
     def with_noise_multipliers(self, noise_multipliers: tuple[float, ...]) -> LocalSolver:
-        """Return the same solver with a noise multiplier for every client."""
+        """Return the same solver with one noise multiplier per client, if it adds noise."""
         raise NotImplementedError(f"{self.kind} adds no noise of its own")
 
     @returns(lambda found, *_: number(found, 0.0, above=True))
     def unit(self, public: Public) -> float:
-        """Return the factor by which `decode` multiplies the noised mean: the unit of the message."""
+        """Return the factor by which the server multiplies the noised mean, to undo the scaling of messages."""
         return 1.0
 
 
@@ -178,10 +177,10 @@ class LocalSolver(Part):
 class LocalSgd(LocalSolver, kind="local_sgd"):
     """Local SGD: w <- w - lr * v, v <- momentum * v + grad f(w; batch) + weight_decay * w; the message is w_t - w.
 
-    It runs `epochs` over the client's data or `steps` minibatches; batch = None is the full batch. With `project`, w -
-    w_t is projected on the ball of the plan's clip norm after EVERY step (paper 000, Algorithm 1). lr may change with
-    the round, or with the local step (`PerStep`).
-    The message has no norm bound: the plan needs a Clip.
+    w_t is the public model of round t. A client runs `epochs` over its data or `steps` minibatches; batch = None is the
+    full batch. With `project`, w - w_t is projected on the ball of the plan's clip norm after EVERY step (DP-Fed-LS,
+    Algorithm 1). lr may change with the round, or with the local step (`PerStep`). The message has no norm bound: the
+    plan needs a Clip.
     """
 
     lr: float | Schedule
@@ -194,32 +193,29 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
     gradient: Gradient = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        found = f"epochs = {self.epochs} and steps = {self.steps}"
-        require((self.epochs is None) != (self.steps is None), "local work", found, "either epochs or steps")
-        found = f"lr = {brief_repr(self.lr)}"
-        require(schedules.finite(self.lr), "local work", found, "a finite number that float32 holds")
-        found = f"momentum = {self.momentum}, weight_decay = {self.weight_decay}"
-        fits = 0 <= self.momentum < 1 and schedules.natural(self.weight_decay)
-        require(fits, "local work", found, "momentum in [0, 1) and weight_decay of at least 0")
-        most = self.steps if self.epochs is None else self.epochs
-        if not 1 <= (most or 0) <= MOST or (self.batch is not None and self.batch < 1):
-            numbers = {"epochs": self.epochs, "steps": self.steps, "batch": self.batch}
-            found = ", ".join(f"{name} = {brief_repr(value)}" for name, value in numbers.items())
-            raise PlanError("local work", found, f"numbers of at least 1, and at most {MOST:,} epochs or steps")
+        work, rule = {"epochs": self.epochs, "steps": self.steps}, "local work"
+        fits = (self.epochs is None) != (self.steps is None)
+        require_values(fits, rule, "either epochs or steps", "set one of the two", **work)
+        require_values(schedules.finite(self.lr), rule, "a number in the range of float32", lr=self.lr)
+        fits, needed = 0 <= self.momentum < 1 and schedules.natural(self.weight_decay), "0 <= momentum < 1, decay >= 0"
+        require_values(fits, rule, needed, momentum=self.momentum, weight_decay=self.weight_decay)
+        count = self.steps if self.epochs is None else self.epochs
+        fits = 1 <= (count or 0) <= MOST and (self.batch is None or self.batch >= 1)
+        needed = f"numbers of at least 1, and at most {MOST:,} epochs or steps"
+        require_values(fits, rule, needed, "change the number that is out of range", **work, batch=self.batch)
         if self.steps is None and isinstance(self.lr, Schedule) and self.lr.per_step:
             found = f"a PerStep lr with epochs = {self.epochs}: the steps would depend on a client's number of records"
-            raise PlanError(
-                "local work", found, "the same number of steps for all clients", "set steps, and drop epochs"
-            )
+            needed = "the same number of steps for all clients"
+            raise PlanError("local work", found, needed, "set steps, and drop epochs")
 
     def check_rounds(self, rounds: int) -> None:
         if isinstance(self.lr, Schedule) and self.lr.per_step:  # the plan checks all other schedules
             found = f"lr = {brief_repr(self.lr)} over {rounds} rounds"
             fits = schedules.finite(*self.lr.span(rounds * (self.steps or 1)))
-            require(fits, "schedule", found, "finite numbers that float32 holds in every local step")
+            require(fits, "schedule", found, "numbers in the range of float32 in every local step", "change lr")
 
     def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
-        """Return epochs of fresh permutations, cut into batches; the last batch of an epoch may be short."""
+        """Return the batches [steps, b] of a fresh permutation per epoch; the last of an epoch is padded with -1."""
         if size == 0:
             return np.empty((0, 1), dtype=np.int64)
         width = min(self.batch or size, size)
@@ -257,7 +253,7 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
 
 
 def project_(w: Tensor, start: Tensor, clip_norm: float) -> None:
-    """Project each row on the clip ball, in place: w <- w_t + (w - w_t) * min(1, clip norm / ||w - w_t||)."""
+    """Project each row w on the clip ball around s = `start` in place: w <- s + (w - s) min(1, clip_norm/||w - s||)."""
     offset = w - start
     norms = torch.linalg.vector_norm(offset, dim=-1, keepdim=True)
     torch.addcmul(start.expand_as(w), offset, (clip_norm / norms).clamp(max=1.0), out=w)
@@ -267,7 +263,8 @@ def project_(w: Tensor, start: Tensor, clip_norm: float) -> None:
 class Scaffold(LocalSolver, kind="scaffold"):
     """SCAFFOLD: `steps` times w <- w - lr_t (grad f(w; batch) - c_i + c); c_i' = c_i - c + (w_t - w) / (steps lr_t).
 
-    Karimireddy et al. 2020, option II. c_i is the client's control variate; the server's c is computed from releases:
+    Karimireddy et al. 2020, option II. w_t is the public model of round t and c_i the control variate of client i; the
+    server's c is computed from releases:
 
         message = (w_t - w,  steps lr_t (c_i - c_i'))      2 d numbers in the unit of a model, clipped and noised as one
         c <- c - rate * (second half of the decoded mean) / (steps lr_t),     rate = expected / population
@@ -287,12 +284,10 @@ class Scaffold(LocalSolver, kind="scaffold"):
         self._plain()
 
     def check_rounds(self, rounds: int) -> None:
-        needed = "a step above 0 in every round: controls are divided by it"
-        span = schedules.span_of_steps(self.lr, rounds, self.steps)
-        require(schedules.positive(*span), "local work", f"lr = {brief_repr(self.lr)}", needed)
+        fits = schedules.positive(*schedules.span_of_steps(self.lr, rounds, self.steps))
+        require_values(fits, "local work", "a positive lr in every round, by which controls are divided", lr=self.lr)
 
     def _plain(self) -> LocalSgd:
-        """Return local SGD with the same settings, which draws the same batches and refuses the same invalid values."""
         return LocalSgd(lr=self.lr, steps=self.steps, batch=self.batch, gradient=self.gradient)
 
     def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:

@@ -24,7 +24,7 @@ IGNORED = -100  # the label of a token that costs nothing, as torch's cross-entr
 
 
 class Loss(Part):
-    """Base class of losses per record: `value` is required; `slope` makes linear and dense models faster."""
+    """Base class of losses per record: `value` is required, and `slope` makes linear and dense models faster."""
 
     convex: ClassVar[bool] = False  # in the scores
     smooth: ClassVar[bool] = False  # its slope is Lipschitz in the scores
@@ -35,36 +35,33 @@ class Loss(Part):
 
     @abstractmethod
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return one value per record [b] of outputs [b, ...]; no value may depend on another record."""
+        """Return one loss per record [b] of outputs [b, ...]; it may depend on no other record."""
 
     def slope(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Return d value / d scores, in the shape of scores [..., o]; targets are [...] or [..., o]."""
+        """Return the derivative of `value` in the scores [..., o], in their shape; targets are [...] or [..., o]."""
         raise NotImplementedError
 
     def envelope(self, scores: Tensor, targets: Tensor, pace: Tensor) -> Tensor:
-        """Return the derivative of the Moreau envelope f_beta in the scores of a linear model; pace = beta / ||(x,
-        1)||^2.
+        """Return the derivative of the Moreau envelope f_beta in the scores z of a linear model with weights w.
 
-        prox(w) = w - t x, so beta (w - prox) = beta t x with beta t = clamp(pace * (distance to the kink), lowest
-        slope, highest slope): for |z - y| this is the derivative of Huber's loss. For one score, prox(z) = z -
-        envelope / pace.
+        `pace` is beta / ||(x, 1)||^2 for input x. Since prox(w) = w - t x, the gradient beta (w - prox(w)) is beta t x
+        with beta t = clamp(pace * (distance of z to the kink), lowest slope, highest slope): for |z - y| this is the
+        derivative of Huber's loss. For one score, prox(z) = z - envelope / pace.
         """
         raise NotImplementedError
 
     @property
     def has_slope(self) -> bool:
-        """Whether `slope` is implemented."""
         return type(self).slope is not Loss.slope
 
     @property
     def has_envelope(self) -> bool:
-        """Whether `envelope` is implemented."""
         return type(self).envelope is not Loss.envelope
 
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss, kind="cross_entropy"):
-    """Cross-entropy log sum exp z - z_y for class labels y; one score per class."""
+    """Cross-entropy log sum exp z - z_y of scores z, one per class, for the class label y."""
 
     convex: ClassVar[bool] = True
     smooth: ClassVar[bool] = True
@@ -80,13 +77,15 @@ class CrossEntropy(Loss, kind="cross_entropy"):
 
 @dataclass(frozen=True)
 class Tokens(Loss, kind="tokens"):
-    """Cross-entropy of tokens: mean of log sum exp z - z_y over a record's tokens, except those with label -100."""
+    """Cross-entropy of text: the mean of log sum exp z - z_y over a record's tokens with scores z and label y.
+
+    Tokens with label -100 are omitted."""
 
     targets: ClassVar[Targets] = "token"
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if outputs.shape[:-1] != targets.shape or targets.dim() < 2:
-            raise ValueError("scores [b, tokens, classes] and labels [b, tokens] are needed")
+            raise ValueError("loss tokens needs scores [b, tokens, classes] and labels [b, tokens]")
         each = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none")
         counted = (targets != IGNORED).flatten(1).sum(1)
         return each.view(len(targets), -1).sum(1) / counted.clamp(min=1)
@@ -94,7 +93,7 @@ class Tokens(Loss, kind="tokens"):
 
 @dataclass(frozen=True)
 class Mse(Loss, kind="mse"):
-    """Squared error (z - y)^2 for real targets."""
+    """Squared error (z - y)^2 of score z for a real target y."""
 
     convex: ClassVar[bool] = True
     smooth: ClassVar[bool] = True
@@ -108,7 +107,7 @@ class Mse(Loss, kind="mse"):
 
 @dataclass(frozen=True)
 class Logistic(Loss, kind="logistic"):
-    """Logistic loss log(1 + exp z) - y z for labels 0 and 1; one score."""
+    """Logistic loss log(1 + exp z) - y z of one score z for a label y of 0 or 1."""
 
     convex: ClassVar[bool] = True
     smooth: ClassVar[bool] = True
@@ -123,7 +122,7 @@ class Logistic(Loss, kind="logistic"):
 
 @dataclass(frozen=True)
 class Absolute(Loss, kind="absolute"):
-    """Absolute error |z - y| for real targets."""
+    """Absolute error |z - y| of score z for a real target y."""
 
     convex: ClassVar[bool] = True
 
@@ -140,7 +139,7 @@ class Absolute(Loss, kind="absolute"):
 
 @dataclass(frozen=True)
 class Hinge(Loss, kind="hinge"):
-    """Hinge loss max(0, 1 - s z) with s = 1 or -1 for labels 1 and 0; one score."""
+    """Hinge loss max(0, 1 - s z) of one score z, with s = 1 or -1 for labels 1 and 0."""
 
     convex: ClassVar[bool] = True
     targets: ClassVar[Targets] = "side"
@@ -159,7 +158,7 @@ class Hinge(Loss, kind="hinge"):
 
 @dataclass(frozen=True)
 class Quantile(Loss, kind="quantile"):
-    """Quantile (pinball) loss max(tau (y - z), (tau - 1) (y - z)) for real targets; tau in (0, 1)."""
+    """Quantile (pinball) loss max(tau (y - z), (tau - 1) (y - z)) of score z for a real target y."""
 
     tau: float
     convex: ClassVar[bool] = True
@@ -167,7 +166,7 @@ class Quantile(Loss, kind="quantile"):
     def __post_init__(self) -> None:
         if not 0 < self.tau < 1:
             found = f"tau = {brief_repr(self.tau)} of a quantile loss"
-            raise ConfigError(found, "a number in (0, 1)", "0.5 is the median")
+            raise ConfigError(found, "a number in (0, 1)", "set tau = 0.5 for the median")
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
         below = _like(targets, outputs) - outputs
@@ -225,12 +224,13 @@ def loss_of(given: str | Loss | LossFunction) -> Loss:
         found: Loss = read(Loss, given, "loss")
         return found
     if not callable(given):
-        raise ConfigError(f"loss {brief_repr(given)}", "a kind of loss, a Loss, or a function", 'such as "mse"')
+        needed = "a kind of loss, a Loss, or a function"
+        raise ConfigError(f"loss {brief_repr(given)}", needed, 'set loss = "mse", for example')
     return given if isinstance(given, Loss) else FunctionLoss(given)
 
 
 def is_record_wise(loss: Loss) -> bool:
-    """Return whether a record's loss is known to depend on no other record: True for the losses in this file."""
+    """Return whether a loss is one of this file, in which a record's loss depends on no other record."""
     return type(loss) in CODES or type(loss) is Tokens
 
 

@@ -38,7 +38,7 @@ class Mechanism(Part):
     @property
     @abstractmethod
     def norm(self) -> Norm:
-        """Order of the norm in which the message must be bounded: 1 or 2."""
+        """Order (1 or 2) of the norm in which a message must be bounded."""
 
     @property
     @abstractmethod
@@ -49,7 +49,7 @@ class Mechanism(Part):
     @abstractmethod
     @returns(of_type(Event))
     def event(self) -> Event:
-        """Return the privacy event of one release."""
+        """Return the privacy event of one release with this noise."""
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Mechanism:
         """Return the same mechanism with another noise multiplier."""
@@ -57,9 +57,9 @@ class Mechanism(Part):
         return other
 
     def distribution(self) -> Distribution | None:
-        """Return the distribution of one coordinate of a draw; coordinates are independent. None: not stated.
+        """Return the distribution of one coordinate of the noise, whose coordinates are independent; None: not stated.
 
-        `sordino audit` tests draws of `sample` against it; for example `return scipy.stats.norm(scale=self.std)`.
+        `sordino audit` compares draws of `sample` with it. Example: `return scipy.stats.norm(scale=self.std)`.
         """
         return None
 
@@ -76,7 +76,7 @@ class Mechanism(Part):
 class _Scaled(Mechanism):
     def __post_init__(self) -> None:
         found = f"{self.kind} noise multiplier {brief_repr(self.noise_multiplier)}"
-        needed, fix = "a positive finite number that float32 holds", "use release NoNoise() to train without privacy"
+        needed, fix = "a positive number in the range of float32", "use release NoNoise() to train without privacy"
         require(positive(self.noise_multiplier), "noise", found, needed, fix)
 
 
@@ -107,6 +107,15 @@ class Gaussian(_Scaled, kind="gaussian"):
 
     def sample(self, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
         return rng.standard_normal(size) * self.noise_multiplier
+
+    def sample_rounded(self, row: Floats, step: float, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Return the noised row in units of `step`, a power of two, rounded to integers: rint((row + noise) / step).
+
+        For release its distribution has no floating-point error (`rounded_gaussian`).
+        """
+        if is_secure(rng):
+            return rounded_gaussian(row / step, self.noise_multiplier / step, rng)
+        return np.rint((row + self.sample(len(row), rng)) / step).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -142,7 +151,7 @@ class Laplace(_Scaled, kind="laplace"):
 
 
 def secure_exponential(size: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return Exp(1) draws without a maximum or gaps: E = K ln 2 - log(1 - U / 2), P(K = k) = 2^-(k+1), U uniform.
+    """Return draws of Exp(1) without a maximum or gaps: E = K ln 2 - log(1 - U / 2), P(K = k) = 2^-(k+1), U uniform.
 
     The density of Exp(1) halves once per ln 2, so K = floor(E / ln 2) and the rest in [0, ln 2) are independent. K is
     the number of zero bits before the first one bit in a stream of bits; the rest has 2^53 values at most 2^-53 apart,
@@ -159,8 +168,66 @@ def secure_exponential(size: int, rng: np.random.Generator) -> NDArray[np.float6
     return np.asarray(halvings * math.log(2) - np.log1p(-0.5 * rng.random(size)), dtype=np.float64)
 
 
+NDTRI = 1e-12  # bound on the absolute and relative error of scipy's ndtri, which states 1e-15; tests compare it
+
+
+def rounded_gaussian(centre: Floats, scale: float, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return rint(centre + scale Z), Z standard normal: integers whose distribution has no floating-point error.
+
+    Z = +-Phi^-1(U), U uniform in (0, 1/2), of which 63 bits are drawn. This fixes centre + scale Z up to `unsure`, by
+    dPhi^-1(u) <= sqrt(pi / 2) du / u. Where an edge between two integers is within `unsure` (about one draw in 10^11),
+    U is compared with Phi at that edge by `_Uniform`, to as many bits as this takes.
+    """
+    from scipy.special import ndtri
+
+    words = rng.integers(2**64, size=len(centre), dtype=np.uint64)
+    first, scales = words & np.uint64(2**63 - 1), np.where(words >> np.uint64(63), -scale, scale)
+    middle = first.astype(np.float64) + 0.5
+    tail = ndtri(middle * 2.0**-64)
+    value = centre + scales * tail
+    near = np.rint(value)
+    unsure = scale * (NDTRI * (1.0 - tail) + 0.7 / middle) + 2.0**-50 * (np.abs(value) + np.abs(centre))
+    for i in np.flatnonzero((0.5 - np.abs(value - near) <= unsure) | (middle < 8)):
+        near[i] = _Uniform(int(first[i]), rng).cell(float(centre[i]), float(scales[i]), int(near[i]))
+    rounded: NDArray[np.int64] = near.astype(np.int64)
+    return rounded
+
+
+@dataclass
+class _Uniform:
+    """Uniform number U in (0, 1/2) whose bits are drawn when needed; the bits drawn so far say U is near first 2^-bits.
+
+    Comparisons are exact: Phi(x) is computed by mpmath with twice as many bits as are compared.
+    """
+
+    first: int
+    rng: np.random.Generator
+    bits: int = 64
+
+    def is_below(self, edge: float, centre: float, scale: float) -> bool:
+        """Return whether U < Phi((edge - centre) / scale)."""
+        import mpmath
+
+        while True:
+            with mpmath.workprec(2 * self.bits + 64):
+                p = mpmath.ncdf((mpmath.mpf(edge) - centre) / scale) * mpmath.mpf(2) ** self.bits
+                if abs(p - self.first - 0.5) > 0.5 + mpmath.mpf(2) ** -32:
+                    return bool(p > self.first)
+            self.first = (self.first << 64) + int(self.rng.integers(2**64, dtype=np.uint64))
+            self.bits += 64
+
+    def cell(self, centre: float, scale: float, near: int) -> int:
+        """Return rint(centre + scale Phi^-1(U)), searched from `near`; a negative scale stands for -Phi^-1(U)."""
+        up = scale > 0  # then the value is below an edge if and only if U is below Phi at that edge
+        while self.is_below(near - 0.5, centre, scale) == up:
+            near -= 1
+        while self.is_below(near + 0.5, centre, scale) != up:
+            near += 1
+        return near
+
+
 class Distribution(Protocol):
-    """Interface of the distribution of one noise coordinate, such as a frozen distribution of scipy.stats."""
+    """Interface of the distribution of one noise coordinate; frozen distributions of scipy.stats satisfy it."""
 
     def cdf(self, x: Floats, /) -> Floats:
         """Return P[noise <= x]."""
@@ -199,12 +266,11 @@ class LaplaceSum:
 
 
 def laplace_sum_tail(x: Floats, scales: tuple[float, ...]) -> Floats:
-    """Return P[sum of Laplace(scale_i) > x] for x >= 0: sum_k p_k Q(k, x / b), b the smallest scale, Q the regularised
-    upper incomplete gamma function.
+    """Return P[sum of Laplace(scale_i) > x] = sum_k p_k Q(k, x / b) for x >= 0.
 
-    The sum of Laplace variables is X - Y with X and Y sums of independent exponentials. Where X > Y, the excess is a
-    sum of exponentials, which uniformised to the rate 1 / b has k terms with probability p_k. For n equal scales k is
-    at most n.
+    b is the smallest scale and Q the regularised upper incomplete gamma function. The sum of Laplace variables is
+    X - Y with X and Y sums of independent exponentials. Where X > Y, the excess is a sum of exponentials, which
+    uniformised to the rate 1 / b has k terms with probability p_k. For n equal scales k is at most n.
     """
     from scipy.special import gammaincc
 
@@ -247,22 +313,22 @@ STEEP = 1e4  # about the width of the last bin of a log grid over that of the fi
 
 
 class Preparation(Part):
-    """Base class of a column's release before the first round, from which ranges and means are computed privately."""
+    """Base class of private releases of one column before the first round, which give its range and mean."""
 
     column: str
 
     @abstractmethod
     def message(self, shares: Values, unit: Unit) -> Values:
-        """Return the message of one client, or of one silo's records: one unit changes it by at most 1 in the noise's
-        norm.
-        """
+        """Return the message of one client or silo, which one unit of privacy changes by at most 1 in the noise's norm.
+
+        `shares` are the column's values, as positions in its public range."""
 
     @abstractmethod
     def noise(self, relation: Relation) -> Mechanism:
-        """Return the mechanism that noises the sum of messages when neighbours differ by `relation`."""
+        """Return the mechanism that noises the sum of messages, for neighbours that differ by `relation`."""
 
     def event(self, relation: Relation) -> Event:
-        """Return the privacy event of the release; `relation` is that of the adversary who sees models."""
+        """Return the privacy event of the release, for neighbours that differ by `relation`."""
         return self.noise(relation).event()
 
 
@@ -285,16 +351,17 @@ class Histogram(Preparation, kind="histogram"):
 
     def __post_init__(self) -> None:
         found = f"epsilon {brief_repr(self.epsilon)} for {self.column!r}"
-        require(positive(self.epsilon), "preparation", found, "a positive number")
+        require(positive(self.epsilon), "preparation", found, "a positive number", "set epsilon, such as 0.1")
         found = f"the range from {brief_repr(self.low)} to {brief_repr(self.high)} for {self.column!r}"
         fits = -1e300 < self.low < self.high < 1e300
-        require(fits, "preparation", found, "two public numbers, low < high, that all values may lie between")
+        needed = "two public numbers, low < high, that all values may lie between"
+        require(fits, "preparation", found, needed, "set low and high without looking at the data")
         found = f"{brief_repr(self.bins)} bins for {self.column!r}"
-        require(2 <= self.bins <= MOST_BINS, "preparation", found, f"from 2 to {MOST_BINS}")
+        require(2 <= self.bins <= MOST_BINS, "preparation", found, f"from 2 to {MOST_BINS} bins", "set bins = 64")
 
     @property
     def edges(self) -> Values:
-        """Public edges of the bins as shares of the range, [bins + 1]; on a log grid narrow near `low`."""
+        """Public edges of the bins [bins + 1], as shares of the range; bins of a log grid are narrow near `low`."""
         even = np.linspace(0.0, 1.0, self.bins + 1)
         return even if self.grid == "even" else np.expm1(even * math.log1p(STEEP)) / STEEP
 
@@ -302,25 +369,21 @@ class Histogram(Preparation, kind="histogram"):
         return Laplace(sensitivity(relation) / self.epsilon)
 
     def message(self, shares: Values, unit: Unit) -> Values:
-        """Return the histogram [bins] before noise: counts of one silo's records, or for a client shares that add up
-        to 1.
-        """
+        """Return the histogram [bins] before noise: counts of a silo's records, or a client's shares (sum 1)."""
         present = np.clip(shares[shares >= 0], 0.0, 1.0)
         place = np.searchsorted(self.edges[1:-1], present, side="right")
         counts = np.bincount(place, minlength=self.bins).astype(np.float64)
         return counts / max(len(present), 1) if unit == "client" else counts
 
     def cumulated(self, total: Values) -> Values:
-        """Return the estimated cumulative distribution [bins + 1]: isotonic regression of the noised cumulative
-        counts.
-        """
+        """Return the cumulative distribution [bins + 1], by isotonic regression of the noised cumulative counts."""
         from scipy.optimize import isotonic_regression
 
         grown = np.maximum(isotonic_regression(np.cumsum(total)).x, 0.0)
         return np.concatenate([[0.0], grown / grown[-1]]) if grown[-1] > 0 else self.edges
 
     def quantile(self, total: Values, level: float) -> float:
-        """Return the `level` quantile as a share of the range, interpolated between the edges of a bin."""
+        """Return the `level` quantile of a noised histogram as a share of the range, interpolated within its bin."""
         below, edges = self.cumulated(total), self.edges
         place = min(max(int(np.searchsorted(below, level, side="left")), 1), self.bins)
         rise = below[place] - below[place - 1]
@@ -328,27 +391,28 @@ class Histogram(Preparation, kind="histogram"):
         return float(edges[place - 1] + np.clip(inside, 0.0, 1.0) * (edges[place] - edges[place - 1]))
 
     def mean(self, total: Values) -> float:
-        """Return the mean of the bins' midpoints under `cumulated`, as a share of the range."""
+        """Return the mean of a noised histogram, by the midpoints of its bins, as a share of the range."""
         middles = (self.edges[1:] + self.edges[:-1]) / 2
         return float(np.diff(self.cumulated(total)) @ middles)
 
     def span(self, total: Values, levels: tuple[float, float]) -> tuple[float, float]:
-        """Return two quantiles as shares of the range, or the edges of one bin if the quantiles coincide."""
+        """Return two quantiles of a noised histogram as shares of the range, or their bin's edges if they coincide."""
         low, high = (self.quantile(total, level) for level in levels)
         place = min(int(np.searchsorted(self.edges, low, side="right")), self.bins)
         return (low, high) if high > low + 1e-9 else (float(self.edges[place - 1]), float(self.edges[place]))
 
     def value(self, share: float) -> float:
-        """Convert a share of the range to the column's unit."""
+        """Return the value of the column at this share of its range."""
         return self.low + share * (self.high - self.low)
 
 
 @dataclass(frozen=True)
 class Moment(Preparation, kind="moment"):
-    """Noised sum of a vector per record, sum_i v_i min(1, clip norm / ||v_i||) / clip norm + N(0, noise multiplier^2).
+    """Noised sum of clipped vectors v_i, one per record:  sum_i v_i / max(C, ||v_i||) + N(0, z^2 I).
 
-    Mean and scale of a private loop's records are read off two of them (`make_private(prepare=...)`). One record
-    changes the sum by at most 1 in L2 norm, or by 2 if it is replaced. Guarantee: that of `Gaussian`.
+    C is `clip_norm` and z is `noise_multiplier`. `make_private(prepare=...)` computes the mean and the scale of records
+    from two such sums. One record changes the sum by at most 1 in L2 norm, or by 2 if it is replaced. Guarantee: that
+    of `Gaussian`.
     """
 
     column: str
@@ -358,14 +422,14 @@ class Moment(Preparation, kind="moment"):
 
     def __post_init__(self) -> None:
         found = f"noise multiplier {brief_repr(self.noise_multiplier)}, clip norm {brief_repr(self.clip_norm)}"
-        needed = "positive finite numbers"
-        require(positive(self.noise_multiplier, self.clip_norm), "preparation", f"{found} for {self.column!r}", needed)
+        fits, needed = positive(self.noise_multiplier, self.clip_norm), "positive finite numbers"
+        require(fits, "preparation", f"{found} for {self.column!r}", needed, "change noise_multiplier or clip_norm")
 
     def noise(self, relation: Relation) -> Gaussian:
         return Gaussian(self.noise_multiplier)
 
     def message(self, shares: Values, unit: Unit) -> Values:
-        """Return the sum [size] of clipped vectors [n, size] before noise; a client's vectors are clipped as one."""
+        """Return the sum [size] of clipped vectors [n, size] before noise; a client's vectors are clipped as a sum."""
         import torch
 
         vectors = torch.from_numpy(np.atleast_2d(np.asarray(shares, dtype=np.float64)))
@@ -373,7 +437,7 @@ class Moment(Preparation, kind="moment"):
         return np.asarray(self.clipped(own).sum(0).numpy())
 
     def clipped(self, vectors: Tensor) -> Tensor:
-        """Return vectors [n, size] in float64 with norms of at most 1; one that is not finite becomes 0."""
+        """Return vectors [n, size] divided by max(clip_norm, norm), of norm at most 1; infinite ones become 0."""
         norms = vectors.norm(dim=1, keepdim=True)
         safe: Tensor = vectors / norms.clamp_min(self.clip_norm) * INSIDE
         return safe.where(norms.isfinite(), safe.new_zeros(()))

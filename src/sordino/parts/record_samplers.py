@@ -1,4 +1,4 @@
-"""Record samplers: they draw the records of a silo that each step reads, and state the amplification by sampling.
+"""Record samplers, which draw the records that a silo reads in each step and state the amplification by sampling.
 
 The sampling stays inside the silo, so it amplifies even against an adversary who reads every message. `sizes` are
 public: one number of records per silo, or one number for all. The mean divides by the plan's batch size, never by the
@@ -30,7 +30,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SamplingLaw:
-    """The distribution by which units (clients, or the records of a silo) are drawn.
+    """Probability distribution by which units (clients, or the records of a silo) are drawn.
 
     inclusion           P[a unit is drawn in round t]: a number for all, or a function t -> [population]
     size                number of units drawn in every round; None: the number varies
@@ -39,10 +39,10 @@ class SamplingLaw:
     independent         within a round units are drawn independently, or negatively associated (without replacement);
                         False: any dependence within a round, such as whole groups
     secret              each round is drawn independently of the others and unpredictably; False: the draw is public,
-    and the cost depends on the next two fields alone
+                        and the cost depends on the next two fields alone
     max_participations  rounds -> the most of these rounds that one unit is in
     min_separation      least distance in rounds between two rounds of one unit
-    pass_rounds         rounds of a pass, in exactly one of which each unit is; `secret` then speaks of passes
+    pass_rounds         above 1: each unit is in exactly one of so many consecutive rounds, which are drawn together
     """
 
     population: int
@@ -63,9 +63,7 @@ class SamplingLaw:
 
 
 def poisson_law(population: int, rate: float, cap: int | None = None) -> SamplingLaw:
-    """Return the distribution of Poisson sampling; if more than `cap` units are drawn, a uniform subset of `cap` is
-    kept.
-    """
+    """Return the distribution of Poisson sampling; if more than `cap` units are drawn, `cap` of them are chosen."""
     from scipy.special import bdtrc
 
     cap = None if cap is not None and cap >= population else cap
@@ -95,7 +93,7 @@ class RecordSampler(Part):
     @abstractmethod
     @returns(lambda found, part, t, silo, size, rng: array(found, (None,), "i", 0, size))
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
-        """Return the positions, among the silo's `size` records, of the batch of step t."""
+        """Return the batch of step t as positions among the silo's `size` records."""
 
     @returns(of_type(Event))
     def amplify(self, event: Event, silo: int) -> Event:
@@ -103,12 +101,11 @@ class RecordSampler(Part):
         return event
 
     def law(self, silo: int) -> SamplingLaw | None:
-        """Return the distribution of a silo's batches, which `sordino audit` tests draws against; None: not stated."""
+        """Return the distribution of a silo's batches, which `sordino audit` compares draws with; None: not stated."""
         return None
 
     def public_law(self, silo: int, size: int) -> SamplingLaw:
-        """Return the distribution of public batches of `size` records: nothing is secret, so only the numbers of reads
-        of one record and their separation are stated."""
+        """Return the `SamplingLaw` of public batches: how often, and at which distance, one record is read at most."""
         most, apart = partial(self.max_participations, silo=silo), self.min_separation(silo)
         return SamplingLaw(self.size(silo), size=size, secret=False, max_participations=most, min_separation=apart)
 
@@ -117,11 +114,11 @@ class RecordSampler(Part):
         return self.sizes[silo] if len(self.sizes) > 1 else self.sizes[0]
 
     def epoch(self, step: int, silo: int) -> int:
-        """Return the epoch of a step; steps of the same epoch read disjoint records. Default: one step per epoch."""
+        """Return the number of a step's epoch, whose steps read disjoint records; by default each step is an epoch."""
         return step
 
     def max_participations(self, steps: int, silo: int) -> int:
-        """Return the most of the first `steps` steps that read one record."""
+        """Return the largest number of times that one record is read in the first `steps` steps."""
         return self.epoch(steps - 1, silo) + 1 if steps > 0 else 0
 
     def min_separation(self, silo: int) -> int | None:
@@ -129,21 +126,23 @@ class RecordSampler(Part):
         return None
 
     def block(self, step: int, silo: int) -> tuple[int, int, int] | None:
-        """Return (o, start, stop) if a step reads positions start to stop of public order o; None: not stated."""
+        """Return (o, start, stop) if a step reads positions start to stop of the public permutation number o.
+
+        It is None for batches that are not blocks of a public permutation."""
         return None
 
     def max_repeated_reads(self, steps: int, silo: int) -> int:
-        """Return the most of any `steps` consecutive steps that read one record: the cost of running them again."""
+        """Return the largest number of times that one record is read in `steps` consecutive steps, run once again."""
         return steps
 
     def max_rounds(self) -> int | None:
-        """Return the most rounds that can be run; None: any number."""
+        """Return the largest number of rounds that the silos have records for; None if there is no limit."""
         return None
 
     def shrunk(self, sizes: tuple[int, ...], share: float, rounds: int) -> RecordSampler | None:
-        """Return the same sampling for `rounds` rounds of silos with `sizes` records, about `share` of the present
-        sizes.
-        """
+        """Return the same sampling of smaller silos with `sizes` records, for `sordino audit`; None if there is none.
+
+        The sizes are about `share` of the present ones, and records suffice for `rounds` rounds."""
         return None
 
     def for_silos(self, silos: int) -> RecordSampler:
@@ -151,7 +150,7 @@ class RecordSampler(Part):
         return replace(self, sizes=self.sizes[:silos]) if len(self.sizes) > 1 else self  # type: ignore[type-var]
 
     def check(self, population: int) -> None:
-        """Refuse a list of sizes that does not match the number of silos."""
+        """Raise an error if `sizes` has neither one entry nor one per silo."""
         found, needed = f"{len(self.sizes)} sizes for {population} silos", "one size per silo, or one for all"
         require(len(self.sizes) in (1, population), "records", found, needed, "set sizes in records")
 
@@ -159,7 +158,7 @@ class RecordSampler(Part):
 def _check(sizes: tuple[int, ...], batch: float) -> None:
     needed = f"at least one record in each silo, and at most {CLIENTS:,}"
     fits = len(sizes) > 0 and min(sizes) >= 1 and max(sizes) <= CLIENTS
-    require(fits, "records", f"sizes {brief_repr(list(sizes))}", needed)
+    require(fits, "records", f"sizes {brief_repr(list(sizes))}", needed, "set sizes to the silos' numbers of records")
     found = f"a batch of {batch:g} where the smallest silo has {min(sizes)} records"
     needed, fits = "a batch above 0, and no larger than the smallest silo", positive(batch) and batch <= min(sizes)
     require(fits, "records", found, needed, "lower batch")
@@ -167,9 +166,9 @@ def _check(sizes: tuple[int, ...], batch: float) -> None:
 
 @dataclass(frozen=True)
 class AllRecords(RecordSampler, kind="all_records"):
-    """Full batches: all records in every round; no amplification, and neighbours replace one record (sensitivity 2).
+    """Full batches: every round reads all records, without amplification; the mean is that of the silos' pooled data.
 
-    Silos are weighted by their number of records: the mean is that of the pooled data.
+    Guarantee: replace one record (sensitivity 2).
     """
 
     sizes: tuple[int, ...]
@@ -195,9 +194,7 @@ class AllRecords(RecordSampler, kind="all_records"):
 
 
 class _Batches(RecordSampler):
-    """Base of samplers whose batches have `batch` records, exactly or on average."""
-
-    batch: float
+    batch: float  # records of a batch, exactly or on average
 
     def __post_init__(self) -> None:
         _check(self.sizes, self.batch)
@@ -209,7 +206,7 @@ class _Batches(RecordSampler):
 
 @dataclass(frozen=True)
 class PoissonRecords(_Batches, kind="poisson_records"):
-    """Poisson sampling of records: each record independently with probability batch / size of its silo.
+    """Poisson sampling of records: each record is drawn independently with probability batch / size of its silo.
 
     Guarantee: add or remove one record (sensitivity 1), amplified by PLD of the subsampled mechanism.
     """
@@ -260,10 +257,11 @@ class FixedRecords(_Batches, kind="fixed_records"):
 
 
 def subsets(sizes: Sequence[Rows], batch: int, rngs: Sequence[np.random.Generator]) -> Rows:
-    """Draw a uniformly random set of `batch` numbers below each size: [sum of m, batch], one generator per group.
+    """Draw a uniformly random set of `batch` distinct numbers below each size, as rows [number of sizes, batch].
 
-    Floyd's algorithm, vectorised: step j draws a number up to size - batch + j and takes it or, if it was taken
-    before, size - batch + j. A number below n is n times one of 2^53 equidistant points of [0, 1), rounded down.
+    `sizes` is a list of arrays, one per generator. This is Floyd's algorithm, vectorised: step j draws a number up to
+    size - batch + j and takes it or, if it was taken before, size - batch + j. A number below n is n times one of 2^53
+    equidistant points of [0, 1), rounded down.
     """
     highest = np.concatenate(sizes)[:, None] - batch + np.arange(batch)
     groups = np.split(highest, np.cumsum([len(own) for own in sizes])[:-1])
@@ -276,16 +274,12 @@ def subsets(sizes: Sequence[Rows], batch: int, rngs: Sequence[np.random.Generato
 
 
 class _PublicBatches(_Batches):
-    """Base of public batches: permutations of a silo's records, cut into size // batch batches; the rest is not
-    read.
-    """
-
-    batch: int
+    batch: int  # a public permutation of size records has size // batch batches; the rest is not read
     disjoint: ClassVar[bool] = True
 
     @abstractmethod
     def order(self, epoch: int) -> int:
-        """Return the number of the public permutation that an epoch reads."""
+        """Return the number of the public permutation whose batches an epoch reads."""
 
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
         epoch, place = divmod(t, size // self.batch)
@@ -390,7 +384,7 @@ def _public_order(silo: int, size: int, number: int) -> Rows:
 
 
 def batches(sampler: RecordSampler, t: int, silo: int, size: int, rng: np.random.Generator, steps: int) -> Rows:
-    """Draw the `steps` batches of one silo in round t: [steps, b], padded with -1."""
+    """Draw the `steps` batches of one silo in round t as rows [steps, longest batch], padded with -1."""
     if isinstance(sampler, FixedRecords) and sampler.batch == 1:
         return rng.integers(size, size=(steps, 1))
     drawn = [sampler.draw(step, silo, size, rng) for step in range(t * steps, (t + 1) * steps)]

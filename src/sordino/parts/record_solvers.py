@@ -1,4 +1,4 @@
-"""Local solvers with record-level privacy: a silo clips the gradient of every record. Engines call `solve`."""
+"""Local solvers with record-level privacy, in which a silo clips the gradient of every record. Engines call `solve`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,22 @@ from sordino.parts.local_solvers import LocalSolver, NoiseStream, Work
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import AllRecords, RecordSampler, batches
 from sordino.parts.releases import on_grid_rows
-from sordino.parts.schedules import MOST, Schedule, at, finite, require, span_of_steps, step_values, travelled
+from sordino.parts.schedules import (
+    MOST,
+    Schedule,
+    at,
+    finite,
+    require,
+    require_values,
+    span_of_steps,
+    step_values,
+    travelled,
+)
 
 NOISE_BLOCK = 1 << 22  # numbers of noise that are drawn at once
 
 
 class _RecordSolver(LocalSolver):
-    """Base of local solvers that clip every record's gradient to `clip_norm`; `records` draws the batches."""
-
     records: RecordSampler
     clip_norm: float | Schedule
     gradient: Gradient
@@ -37,23 +45,21 @@ class _RecordSolver(LocalSolver):
     def __post_init__(self) -> None:
         fits = isinstance(self.clip_norm, Schedule) or 0 < self.clip_norm < math.inf
         needed = "a positive finite clip norm for every record's gradient"
-        require(fits, "clip", f"clip_norm = {self.clip_norm}", needed)
-        found = "a clip norm per layer, or one that adapts, for " + (self.kind if self.norm == 2 else "L1 norms")
+        require_values(fits, "clip", needed, clip_norm=self.clip_norm)
+        found = "a clip norm per layer, or an adaptive one, for " + (self.kind if self.norm == 2 else "L1 norms")
         fits = not self.needs_loop or (isinstance(self, BatchGradient) and self.norm == 2)
-        require(fits, "clip", found, "a number, or a schedule that is fixed before the run")
+        require(fits, "clip", found, "a clip norm that is fixed before the run", "set clip_norm to a number")
         found = f"gradient {self.gradient.kind!r}, which mixes the records of a batch"
         fits = isinstance(self.gradient, Plain | Moreau)
-        require(fits, "records", found, "plain or moreau, whose gradient is a sum over records")
+        require(fits, "records", found, "a gradient that is a sum over records", "use gradient plain or moreau")
 
     @property
     def clip_scope(self) -> str:  # type: ignore[override]
         if isinstance(self.clip_norm, ClipNorms):
             return f"one norm for each group of parameters, over the gradient of each single record: {self.clip_norm}"
         if isinstance(self.clip_norm, Adaptive):
-            return (
-                f"{LocalSolver.clip_scope}; the clip norm follows a quantile of the norms, by one more coordinate of "
-                "the same message, under the same noise"
-            )
+            more = "the clip norm follows a quantile of the norms, by one more coordinate of the same noised message"
+            return f"{LocalSolver.clip_scope}; {more}"
         return LocalSolver.clip_scope
 
     @property
@@ -74,7 +80,7 @@ class _RecordSolver(LocalSolver):
 
     @property
     def batch(self) -> int:
-        """Records per step, rounded up; engines choose their path by it."""
+        """Number of records per step, rounded up."""
         return math.ceil(self.records.count)
 
     def records_read(self, size: int) -> int:
@@ -91,12 +97,11 @@ class _RecordSolver(LocalSolver):
 
 @dataclass(frozen=True)
 class BatchGradient(_RecordSolver, kind="batch_gradient"):
-    """Sum of clipped record gradients: message = 1 / clip norm * sum_j g_j min(1, clip norm / ||g_j||) over a batch.
+    """Sum of clipped record gradients g_j of one batch: message = sum_j g_j min(1, C / ||g_j||) / C.
 
-    g_j is the gradient of record j at the round's model. The server multiplies the noised sum by the constant clip
-    norm / batch. In a loop (`make_private`) the clip norm may be one for each layer (`ClipNorms`), or follow a quantile
-    of the norms (`Adaptive`). Guarantee: adding or removing one record changes the message by at most 1, replacing one
-    by at most 2.
+    C is `clip_norm`. The server multiplies the noised sum by the constant C / batch. In `make_private` the clip norm
+    may be one for each layer (`ClipNorms`), or follow a quantile of the norms (`Adaptive`). Guarantee: adding or
+    removing one record changes the message by at most 1, replacing one by at most 2.
     """
 
     records: RecordSampler
@@ -126,11 +131,11 @@ class BatchGradient(_RecordSolver, kind="batch_gradient"):
 
 @dataclass(frozen=True)
 class NoisyLocalSgd(_RecordSolver, kind="noisy_local_sgd"):
-    """Local DP-SGD: `steps` times w <- w - lr_t / batch * (sum_j clip(g_j) + N(0, (z clip norm)^2)); message w_t - w.
+    """Local DP-SGD: `steps` times w <- w - lr / batch * (sum_j clip(g_j) + N(0, (z C)^2 I)); the message is w_t - w.
 
-    z is the noise multiplier. Every local step adds noise (the baseline of paper 001), so the message needs no further
-    noise, and the release must be `Forward`.
-    Guarantee: each step is one release of a batch of the silo's records; a round costs `steps` of them.
+    w_t is the public model of round t, g_j the gradient of record j, C the clip norm and z the noise multiplier. Every
+    local step adds noise, so the message needs no further noise, and the release must be `Forward`. Guarantee: each
+    step is one release of a batch of the silo's records; a round costs `steps` of them.
     """
 
     records: RecordSampler
@@ -145,22 +150,21 @@ class NoisyLocalSgd(_RecordSolver, kind="noisy_local_sgd"):
         super().__post_init__()
         for noise_multiplier in (self.noise_multiplier, *self.noise_multipliers):
             Gaussian(noise_multiplier)
-        found = f"steps = {brief_repr(self.steps)}, lr = {brief_repr(self.lr)}"
-        fits = 1 <= self.steps <= MOST and finite(self.lr)
-        require(fits, "local work", found, f"from 1 to {MOST:,} steps, and a finite lr")
+        fits, needed = 1 <= self.steps <= MOST and finite(self.lr), f"from 1 to {MOST:,} steps, and a finite lr"
+        require_values(fits, "local work", needed, steps=self.steps, lr=self.lr)
 
     def check_rounds(self, rounds: int) -> None:
         found = f"lr = {brief_repr(self.lr)} over {rounds} rounds"
         fits = finite(*span_of_steps(self.lr, rounds, self.steps))
-        require(fits, "schedule", found, "finite numbers that float32 holds in every local step")
+        require(fits, "schedule", found, "numbers in the range of float32 in every local step", "change lr")
 
     def check_population(self, population: int) -> None:
         found = f"{len(self.noise_multipliers)} noise multipliers for {population} silos"
         fits = len(self.noise_multipliers) in (0, population)
-        require(fits, "local noise", found, "one noise multiplier per silo")
+        require(fits, "local noise", found, "one noise multiplier per silo", "give each silo one, or drop them")
 
     def noise(self, silo: int) -> Gaussian:
-        """Return the mechanism whose noise one silo adds in each step."""
+        """Return the mechanism whose noise one silo adds in each local step."""
         return Gaussian(self.noise_multipliers[silo] if self.noise_multipliers else self.noise_multiplier)
 
     def own_event(self, client: int) -> Event:
@@ -200,7 +204,7 @@ class NoisyLocalSgd(_RecordSolver, kind="noisy_local_sgd"):
         return work.start - w
 
     def _noise(self, size: int, noises: Sequence[Gaussian], streams: Sequence[NoiseStream]) -> Iterator[Tensor]:
-        """Yield the noise [m, d] of all silos step by step; one draw covers as many steps as fit in memory."""
+        """Yield the noise [m, d] of all silos step by step; one draw covers as many steps as `NOISE_BLOCK` holds."""
         block = max(1, min(self.steps, NOISE_BLOCK // (size * max(len(streams), 1))))
         for first in range(0, self.steps, block):
             count = min(block, self.steps - first)

@@ -1,8 +1,8 @@
-"""Releases: they turn the clients' messages into a noised sum, with noise of the server, of the clients, or none.
+"""Releases, which turn the clients' messages into a noised sum, with noise of the server, of the clients, or none.
 
-`Release` is the base. `sees` is what the least trusted party of a release sees by design: "mean", "sum", "cohort",
-"messages". `needs` lists the features that an engine must have for this: "secure_sum", "shuffler". The loop and the
-engines call a release; accounting reads its events.
+The loop and the engines call a release; accounting reads its events. `Release.sees` is what the least trusted party
+sees by design: "mean", "sum", "cohort", "messages". `Release.needs` lists the features that an engine must have for
+this: "secure_sum", "shuffler".
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import numpy as np
 from sordino.accounting.bounds import AlreadyPrivate, Bound
 from sordino.accounting.events import Event, GaussianNoise, Relation, Shuffled, Unprotected
 from sordino.accounting.kept_bins import kept_bins
+from sordino.accounting.secure_sums import SumGrid
 from sordino.codec import Part
 from sordino.codec.boundary import number, of_type, returns, tensor, tensors
 from sordino.errors import PlanError
 from sordino.parts.mechanisms import Gaussian, Mechanism
-from sordino.parts.schedules import require
+from sordino.parts.schedules import require, require_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,13 +51,13 @@ def _sum_and_memory(found: object, part: Release, total: Tensor, *_: object) -> 
 class Release(Part):
     """Base class of releases, which turn the clients' messages of a round into a noised sum.
 
-    `client_noise`, `server_noise`, `correlated`, `scheduled` and `remembers` declare which of the methods a subclass
+    A subclass declares by `client_noise`, `server_noise`, `correlated`, `scheduled` and `remembers` which methods it
     overrides.
     """
 
     sees: ClassVar[Sees]
     needs: ClassVar[Sees] = frozenset()
-    relation: ClassVar[Relation | None] = None  # relation of its event where the cohort is seen; None: any relation
+    relation: ClassVar[Relation | None] = None  # of the event, if the adversary sees the cohort; None: any relation
     amplified: ClassVar[bool] = True  # False: sampling of records does not amplify the event of the sum
     noise_multipliers: tuple[float, ...] = ()  # one per client, where clients differ
     local: ClassVar[bool] = False  # True: messages are private when they leave a client, so a round is charged before
@@ -67,7 +68,7 @@ class Release(Part):
     remembers: ClassVar[bool] = False  # True: later rounds need noise of earlier ones, whose memory begins with `init`
 
     def __init_subclass__(cls, kind: str = "") -> None:
-        """Refuse a subclass that overrides noise or cost methods without declaring it in the class attributes."""
+        """Raise an error for a subclass that overrides noise or cost methods without declaring it."""
         super().__init_subclass__(kind)
         methods = {"client_noise": "on_client", "server_noise": "on_server", "correlated": "run_events"}
         methods |= {"remembers": "init", "scheduled": "events"}
@@ -82,7 +83,7 @@ class Release(Part):
             require(true, "release", found, "a declaration that agrees with the methods", f"set {declared} = {written}")
         found = f"release {cls.__name__} with in_sum and no noise of single clients"
         sound = cls.in_sum is Release.in_sum or cls.client_noise
-        require(sound, "release", found, "on_client, and client_noise = True")
+        require(sound, "release", found, "on_client, and client_noise = True", "write on_client, or drop in_sum")
 
     @property
     def sees_cohort(self) -> bool:
@@ -90,27 +91,29 @@ class Release(Part):
         return bool({"cohort", "messages"} & self.sees)
 
     def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
-        """Refuse a message bound or a sampler that this release cannot certify; `records` is None at client level."""
+        """Raise an error if this release has no guarantee for a message bound and samplers.
+
+        `records` samples records; it is None if the privacy unit is a client."""
 
     @returns(_same_shape)
     def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
-        """Add one client's noise to its message [d'] before anybody else sees the message."""
+        """Return one client's message (a vector) with the client's noise, before anybody else sees the message."""
         return row
 
     @returns(_same_shape)
     def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
-        """Add the noise of a whole cohort to the sum: equal in law to `on_client` of each client, for simulations."""
+        """Return the sum with the noise of all clients of a cohort, distributed as if each had called `on_client`."""
         for client in cohort:
             total = self.on_client(total, int(client), rng)
         return total
 
     @returns(_same_shape)
     def on_server(self, total: Tensor, rng: np.random.Generator) -> Tensor:
-        """Add the server's noise to the sum."""
+        """Return the sum with the server's noise."""
         return total
 
     def init(self, length: int) -> dict[str, Tensor]:
-        """Return the noise state before round 1, by name; it is secret, and stored in the checkpoint."""
+        """Return the noise state before round 1, by name; it is secret, and the checkpoint stores it."""
         return {}
 
     @returns(_sum_and_memory)
@@ -119,9 +122,8 @@ class Release(Part):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum with all its noise, and the new noise state.
 
-        `cohort` holds the clients whose noise is still to be drawn; it is empty if each client has noised its own
-        message.
-        `stream` opens a random generator by name; it is called only for generators that are drawn from.
+        `cohort` holds the clients whose noise is still to be drawn (none if clients have noised their own messages);
+        `stream` opens a random generator by name, and is called only for generators that are drawn from.
         """
         if self.client_noise:
             total = self.in_sum(total, cohort, stream("client noise"))
@@ -130,46 +132,43 @@ class Release(Part):
         return total, dict(memory)
 
     def accepts(self, received: int) -> bool:
-        """Return whether a round with this many received messages is released; otherwise the round releases nothing."""
+        """Return whether a round with so many received messages is released; if not, the round releases nothing."""
         return True
 
     @returns(lambda found, *_: number(found, 0.0, above=True))
     def denominator(self, expected: float, received: int) -> float:
-        """Return the denominator of the mean: a constant of the plan, or the number of messages if all messages are
-        visible.
-        """
+        """Return the denominator of the mean: the expected cohort, or the received messages where all are visible."""
         return expected
 
     def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...] | None:
-        """Return the independent noise draws that are added to the sum of this cohort's messages; None if not stated.
+        """Return the mechanisms whose independent noise is added to this cohort's sum; None if they are not stated.
 
-        `sordino audit` compares the noise of trial rounds with these mechanisms.
+        `sordino audit` compares the noise of trial rounds with them.
         """
         return None
 
     def noise_matrix(self, rounds: int) -> Floats | None:
-        """Return the noise matrix B [rounds, rounds]: the noise of all rounds is B Z, Z independent from round to
-        round.
+        """Return the matrix B [rounds, rounds] such that the noise of all rounds is B Z, with independent rows of Z.
 
-        B is the identity for independent noise; a `correlated` release must state it. None: not stated.
+        B is the identity for independent noise; None means that a `correlated` release does not state it.
         """
         return None if self.correlated else np.eye(rounds)
 
     @abstractmethod
     @returns(of_type(Event))
     def event(self) -> Event:
-        """Return the event of one round, for message sensitivity 1, for an adversary who sees the sum."""
+        """Return the privacy event of one round for an adversary who sees the sum; messages have sensitivity 1."""
 
     def at(self, t: int) -> Release:
         """Return the release of round t, with the noise multiplier of that round."""
         return self
 
     def events(self, rounds: range) -> tuple[tuple[Event, int], ...]:
-        """Return the events of these rounds, with counts."""
+        """Return the privacy events of these rounds, each with its number of rounds."""
         return ((self.event(), len(rounds)),)
 
     def run_events(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
-        """Return the events, with counts, of all rounds that one client may be in."""
+        """Return the privacy events, each with its count, of all rounds that one client may be in."""
         return ((self.event(), allowed.max_participations),)
 
     def kept_bins_event(self, bins: int, rounds: int) -> Event | None:
@@ -179,19 +178,19 @@ class Release(Part):
         return None
 
     def repeated_event(self, allowed: Patterns) -> Event:
-        """Return the event of a round run again with fresh noise; unbounded for correlated noise unless proved."""
+        """Return the privacy event of a round that is run again with fresh noise; correlated noise gives no bound."""
         return Unprotected() if self.correlated else self.event()
 
     def independent(self, clients: Sampler, allowed: Patterns) -> Release | None:
-        """Return a release with independent noise in every round at the same cost; None: not stated."""
+        """Return a release with independent noise in every round at the same privacy cost; None if there is none."""
         return None
 
     def fitted(self, allowed: Callable[[], Patterns], work: Callable[[], Floats]) -> Release:
-        """Return this release with its strategy optimised for participation patterns and a server workload."""
+        """Return this release with its noise strategy optimised for participation patterns and a server workload."""
         return self
 
     def is_fitted(self, rounds: int) -> bool:
-        """Return whether the strategy has coefficients for `rounds` rounds; if not, `Plan.fitted` computes them."""
+        """Return whether the noise strategy has coefficients for `rounds` rounds, as `Plan.fitted` computes them."""
         return True
 
     def hides_cohort(self, clients: Sampler) -> bool:
@@ -201,7 +200,7 @@ class Release(Part):
     @abstractmethod
     @returns(of_type(Event))
     def message_event(self) -> Event:
-        """Return the event of one round for an adversary who sees messages, for the client with the least noise."""
+        """Return the event of one round for an adversary who sees the message of the client with the least noise."""
 
     @returns(of_type(Event))
     def own_event(self, client: int) -> Event:
@@ -210,18 +209,14 @@ class Release(Part):
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Release:
         """Return the same release with another noise multiplier, the same for all clients."""
-        raise PlanError(
-            "calibration",
-            f"release {self.kind!r}, which has no noise multiplier",
-            "a release with noise",
-            "use central_noise",
-        )
+        found = f"release {self.kind!r}, which has no noise multiplier"
+        raise PlanError("calibration", found, "a release with noise", "use central_noise")
 
     def with_noise_multipliers(self, noise_multipliers: tuple[float, ...]) -> Release:
         """Return the same release with a noise multiplier for every client."""
         found = f"budgets per silo with release {self.kind!r}, which has one noise multiplier for all"
-        needed = "a release or a solver with noise per client: local_noise or noisy_local_sgd"
-        raise PlanError("calibration", found, needed)
+        needed, fix = "a release or a local solver with noise per client", "use local_noise or noisy_local_sgd"
+        raise PlanError("calibration", found, needed, fix)
 
     @abstractmethod
     @returns(lambda found, *_: number(found, 0.0))
@@ -230,35 +225,34 @@ class Release(Part):
 
 
 def need_bound(bound: Bound | AlreadyPrivate, mechanism: Mechanism) -> None:
-    """Refuse a message without the norm bound that the noise of `mechanism` needs."""
+    """Raise an error for a message without the norm bound that the noise of `mechanism` needs."""
     if isinstance(bound, AlreadyPrivate):
-        raise PlanError("spent", "noise on messages that the solver has already noised", "release Forward()", "drop it")
+        found = "noise on messages that the local solver has already noised"
+        raise PlanError("spent", found, "a release without noise", "use release Forward()")
     if not bound.finite:
-        raise PlanError("bound", "noise on a message without a bound", "a Clip step", "add Clip(clip_norm) to encode")
+        found = "noise on a message without a norm bound"
+        raise PlanError("bound", found, "a Clip step", "add Clip(clip_norm) to encode")
     if bound.norm > mechanism.norm:
         found = f"an L{bound.norm} bound under {mechanism.kind} noise"
         raise PlanError("norm", found, f"an L{mechanism.norm} bound", "set norm = 1 in Clip")
 
 
 def on_grid(noised: Tensor, std: float) -> Tensor:
-    """Round a noised sum to the public grid 2^-20 * 2^floor(log2 std), because the low bits of floating-point noise
-    leak.
-    """
+    """Round a noised sum to the grid 2^-20 * 2^floor(log2 std), because the low bits of floating-point noise leak."""
     if not std:
         return noised
     import torch
 
     if noised.dtype != torch.float64:  # rounded to float32 before: the grid would then distinguish clean sums
         found = f"a noised sum in {str(noised.dtype).removeprefix('torch.')} with noise for release"
-        raise PlanError(
-            "secure noise", found, "float64 from the noise sampler to the rounding", "add noise to total.double()"
-        )
+        needed = "float64 from the noise sampler to the rounding"
+        raise PlanError("secure noise", found, needed, "add noise to total.double()")
     grid = 2.0 ** (math.floor(math.log2(std)) - 20)
     return (noised / grid).round_() * grid
 
 
 def on_grid_rows(noised: Tensor, stds: Tensor) -> Tensor:
-    """Apply `on_grid` to rows [m, d], each with its standard deviation [m, 1]."""
+    """Return noised messages [m, d], each rounded to the grid of `on_grid` for its standard deviation [m, 1]."""
     grids = 2.0 ** (stds.log2().floor() - 20)
     return (noised / grids).round_() * grids
 
@@ -266,9 +260,9 @@ def on_grid_rows(noised: Tensor, stds: Tensor) -> Tensor:
 def own_message(
     release: Release, row: Tensor, client: int, t: int, rng: np.random.Generator, *, secure: bool
 ) -> Tensor:
-    """Return the message [d'], float32, as it leaves a client: with the client's noise, on the grid if `secure`.
+    """Return a client's message as it leaves the client: with the client's noise, rounded by `on_grid` if `secure`.
 
-    Rounding after the noise is post-processing. A row to which the client adds no noise is returned unchanged.
+    Rounding after the noise is post-processing. A message to which the client adds no noise is returned unchanged.
     """
     if not release.client_noise:
         return row
@@ -324,10 +318,10 @@ class CentralNoise(Release, kind="central_noise"):
 
 @dataclass(frozen=True)
 class ScheduledNoise(Release, kind="scheduled_noise"):
-    """`CentralNoise` of Gaussian(z_t) in step t:  z_t = scale * noise_multiplier_i,  i the part of the run with step t.
+    """Central DP with a noise schedule: step t has noise N(0, z_t^2 I), z_t = scale * noise_multiplier[i].
 
-    Part i has `steps`_i steps; steps after the last part have its noise. Only a loop (`make_private`) runs it, in which
-    a record may be read in every step. Guarantee: step t is one release of Gaussian(z_t); the schedule is public and
+    i is the part of the run that step t is in: part i has `steps[i]` steps, and the last part never ends. Only the loop
+    of `make_private` runs this release. Guarantee: step t is one release of Gaussian(z_t); the schedule is public and
     fixed before the run, so the steps compose.
     """
 
@@ -341,21 +335,18 @@ class ScheduledNoise(Release, kind="scheduled_noise"):
     def __post_init__(self) -> None:
         found = f"{len(self.noise_multiplier)} noise multipliers for {len(self.steps)} parts of a run"
         fits = 0 < len(self.noise_multiplier) == len(self.steps) and all(count >= 1 for count in self.steps)
-        require(fits, "scheduled noise", found, "one for each part, and a step or more in each part")
+        needed = "one noise multiplier and at least one step for each part"
+        require(fits, "scheduled noise", found, needed, "make noise_multiplier and steps equally long")
         for noise_multiplier in self.noise_multiplier:
             Gaussian(noise_multiplier * self.scale)
 
     def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
         need_bound(bound, Gaussian(1.0))
-        found, needed = (
-            "scheduled noise outside a loop of make_private",
-            "batches of which a record may be in every one",
-        )
+        found, needed = "scheduled noise outside a loop of make_private", "a record that may be in every batch"
         fits = records is not None and not records.disjoint and not clients.random
         require(fits, "scheduled noise", found, needed, "use central_noise")
 
     def _mechanism(self, t: int) -> Gaussian:
-        """Return the mechanism of step t."""
         part = bisect.bisect_right(list(itertools.accumulate(self.steps[:-1])), t)
         return Gaussian(self.scale * self.noise_multiplier[part])
 
@@ -363,7 +354,8 @@ class ScheduledNoise(Release, kind="scheduled_noise"):
         return CentralNoise(self._mechanism(t))
 
     def on_server(self, total: Tensor, rng: np.random.Generator) -> Tensor:
-        raise PlanError("scheduled noise", "noise of no particular step", "the release of step t", "release.at(t)")
+        found = "noise drawn without the number of a step"
+        raise PlanError("scheduled noise", found, "the release of step t", "call release.at(t).on_server")
 
     def events(self, rounds: range) -> tuple[tuple[Event, int], ...]:
         found: Counter[Event] = Counter()
@@ -375,14 +367,14 @@ class ScheduledNoise(Release, kind="scheduled_noise"):
         return tuple(found.items())
 
     def event(self) -> Event:
-        """Return the event of a step with the least noise."""
+        """Return the privacy event of the step with the least noise."""
         return Gaussian(self.scale * min(self.noise_multiplier)).event()
 
     def message_event(self) -> Event:
         return Unprotected()
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Release:
-        """Return the schedule times `noise_multiplier`."""
+        """Return the same schedule with `scale` set to this number."""
         return replace(self, scale=noise_multiplier)
 
     def noise_std(self, cohort: Cohort, t: int) -> float:
@@ -390,14 +382,12 @@ class ScheduledNoise(Release, kind="scheduled_noise"):
 
 
 class _ClientNoise(Release):
-    """Base of releases in which every client adds noise of its own mechanism (`mechanism_of`) to its message."""
-
     local: ClassVar[bool] = True
     client_noise: ClassVar[bool] = True
 
     @abstractmethod
     def mechanism_of(self, client: int) -> Mechanism:
-        """Return the mechanism whose noise one client adds."""
+        """Return the mechanism whose noise one client adds to its message."""
 
     def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
         need_bound(bound, self.mechanism_of(0))
@@ -421,14 +411,12 @@ class _ClientNoise(Release):
 
 
 class _WithVoidRounds(_ClientNoise):
-    """Base of client-noise releases that release nothing in a round with fewer than `at_least` messages."""
-
-    at_least: int
+    at_least: int  # a round with fewer messages releases nothing
 
     def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
         super().check(bound, clients, records)
         found = f"at_least = {self.at_least} reports where a round expects {clients.expected:g}"
-        fix = "lower at_least: most rounds would be void"
+        fix = "lower at_least, since rounds with fewer reports release nothing"
         require(self.at_least <= clients.expected, "void rounds", found, "at most the expected cohort", fix)
 
     def accepts(self, received: int) -> bool:
@@ -437,7 +425,7 @@ class _WithVoidRounds(_ClientNoise):
 
 @dataclass(frozen=True)
 class NoiseShares(_WithVoidRounds, kind="noise_shares"):
-    """Distributed DP: each client adds noise N(0, noise multiplier^2 / at_least) under secure aggregation.
+    """Distributed DP: each client adds noise N(0, noise_multiplier^2 / at_least) under secure aggregation.
 
     A round with fewer than `at_least` messages releases nothing, so the total noise is never below the noise
     multiplier, and the event does not depend on dropouts. The server sees the cohort; neighbours zero out one client.
@@ -450,8 +438,8 @@ class NoiseShares(_WithVoidRounds, kind="noise_shares"):
 
     def __post_init__(self) -> None:
         Gaussian(self.noise_multiplier)
-        found, fix = f"at_least = {self.at_least}", "use the fewest clients a round accepts"
-        require(self.at_least >= 1, "noise shares", found, "at least 1 report", fix)
+        fix = "set at_least to the fewest reports of a valid round"
+        require_values(self.at_least >= 1, "noise shares", "at least 1 report", fix, at_least=self.at_least)
 
     @property
     def share(self) -> Gaussian:
@@ -460,6 +448,14 @@ class NoiseShares(_WithVoidRounds, kind="noise_shares"):
 
     def mechanism_of(self, client: int) -> Gaussian:
         return self.share
+
+    def sum_grid(self, clients: Sampler, records: RecordSampler | None) -> SumGrid:
+        """Return the fixed-point grid of secure sums, for the largest norm that a message may have."""
+        most = 1.0
+        if records is not None:
+            laws = [(records.law(silo), records.size(silo)) for silo in range(len(records.sizes))]
+            most = 1.001 * max(size if law is None or law.size is None else law.size for law, size in laws)
+        return SumGrid(self.share.std, clients.size or clients.population, most)
 
     def hides_cohort(self, clients: Sampler) -> bool:
         return clients.size == self.at_least  # else the variance of the noise reveals the cohort size
@@ -495,13 +491,13 @@ class LocalNoise(_ClientNoise, kind="local_noise"):
         super().check(bound, clients, records)
         found = f"{len(self.noise_multipliers)} noise multipliers for {clients.population} clients"
         fits = len(self.noise_multipliers) in (0, clients.population)
-        require(fits, "local noise", found, "one noise multiplier per client")
+        require(fits, "local noise", found, "one noise multiplier per client", "give each client one, or drop them")
 
     def denominator(self, expected: float, received: int) -> float:
         return float(max(received, 1))
 
     def event(self) -> Event:
-        """Return the event of the client with the least noise."""
+        """Return the privacy event of one round for the client with the least noise."""
         least = min(self.noise_multipliers or (self.mechanism.noise_multiplier,))
         return self.mechanism.with_noise_multiplier(least).event()
 
@@ -525,7 +521,7 @@ class LocalNoise(_ClientNoise, kind="local_noise"):
 
 @dataclass(frozen=True)
 class ShuffledNoise(_WithVoidRounds, kind="shuffled_noise"):
-    """Shuffle model: clients noise their own messages, and a shuffler hides who sent which (Feldman et al. 2021).
+    """Shuffle model: clients noise their own messages, and a shuffler hides who sent which one (Feldman et al. 2021).
 
     A round with fewer than `at_least` messages releases nothing, so amplification is accounted for `at_least` messages.
     """
@@ -538,7 +534,8 @@ class ShuffledNoise(_WithVoidRounds, kind="shuffled_noise"):
     amplified: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require(self.at_least >= 1, "shuffling", f"at_least = {self.at_least}", "at least 1 report")
+        fix = "set at_least to the fewest reports of a valid round"
+        require_values(self.at_least >= 1, "shuffling", "at least 1 report", fix, at_least=self.at_least)
 
     def mechanism_of(self, client: int) -> Mechanism:
         return self.mechanism
@@ -561,8 +558,6 @@ class ShuffledNoise(_WithVoidRounds, kind="shuffled_noise"):
 
 
 class _WithoutNoise(Release):
-    """Base of releases that add no noise, and so give no guarantee of their own."""
-
     def event(self) -> Event:
         return Unprotected()
 
@@ -584,8 +579,8 @@ class Forward(_WithoutNoise, kind="forward"):
     local: ClassVar[bool] = True
 
     def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
-        private, found = isinstance(bound, AlreadyPrivate), "messages to which no client adds noise"
-        require(private, "forward", found, "a local solver that adds noise itself, such as noisy_local_sgd")
+        private, found = isinstance(bound, AlreadyPrivate), "release forward for messages to which no client adds noise"
+        require(private, "forward", found, "a local solver that adds the noise", "use local solver noisy_local_sgd")
 
     def denominator(self, expected: float, received: int) -> float:
         return float(max(received, 1))
@@ -593,10 +588,11 @@ class Forward(_WithoutNoise, kind="forward"):
 
 @dataclass(frozen=True)
 class MaskedNoise(_WithoutNoise, kind="masked_noise"):
-    """Unsound release that is always refused: each client masks its noised update by its own top-k mask.
+    """Unsound release, which every plan refuses: each client masks its noised update by its own top-k mask.
 
-    The mask depends on the data and removes noise: where Eq. 16 of the paper states epsilon 8.51, the true epsilon is
-    at least 39.6 with d = 5, k = 2 and at least 258 with d = 2, k = 1 (docs/privacy.md#mask-after-noise).
+    The mask depends on the data and removes noise. For k of d coordinates, where Eq. 16 of the DP-FedSAM paper states
+    epsilon 8.51, the true epsilon is at least 39.6 (d = 5, k = 2) or 258 (d = 2, k = 1); see
+    docs/privacy.md#mask-after-noise.
     """
 
     noise_multiplier: float

@@ -1,4 +1,4 @@
-"""Client samplers: they draw the clients of each round, and state the amplification by sampling (`Plan.clients`).
+"""Client samplers: the part `Plan.clients`, which draws the clients of each round and states their amplification.
 
 Amplification holds only against an adversary who does not see the cohort; `Plan.cost` uses `amplify` for that adversary
 alone. `relation` is the neighbouring relation that the amplified event is proved for. `SeparationGuard`, called by the
@@ -26,7 +26,7 @@ from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, brief_repr
 from sordino.parts.record_samplers import SamplingLaw, poisson_law
-from sordino.parts.schedules import CLIENTS, require, share
+from sordino.parts.schedules import CLIENTS, require, require_values, share
 from sordino.rng import Seeded, Streams, secure_generator
 
 Cohort = NDArray[np.int64]
@@ -59,17 +59,17 @@ class Sampler(Part):
     @abstractmethod
     @returns(lambda found, part, *_: _check_cohort(found, part.population))
     def draw(self, t: int, rng: np.random.Generator) -> Cohort:
-        """Return the cohort of round t: distinct clients, ascending."""
+        """Return the cohort of round t as distinct client numbers, ascending."""
 
     @abstractmethod
     @returns(of_type(Event))
     def amplify(self, event: Event) -> Event:
-        """Return the event of one round as an adversary who does not see the cohort observes it."""
+        """Return the privacy event of one round for an adversary who does not see the cohort."""
 
     @abstractmethod
     @returns(lambda found, *_: number(found, 0))
     def max_participations(self, rounds: int) -> int:
-        """Return the most rounds that any one client is in (random cohorts: except with probability 1e-6)."""
+        """Return the most rounds that one client is in; random cohorts exceed it with a probability of at most 1e-6."""
 
     @property
     def size(self) -> int | None:
@@ -78,7 +78,7 @@ class Sampler(Part):
 
     @property
     def min_separation(self) -> int | None:
-        """Least distance in rounds between two participations of one client; None: no distance is guaranteed."""
+        """Least distance in rounds between two participations of one client; None if no distance is guaranteed."""
         return None
 
     @property
@@ -87,9 +87,9 @@ class Sampler(Part):
         return False
 
     def law(self) -> SamplingLaw | None:
-        """Return the distribution of the cohorts, which `sordino audit` tests draws against; None: not stated.
+        """Return the distribution of cohorts, which `sordino audit` compares draws with; None if it is not stated.
 
-        For public cohorts (`random` False) only the maximum participation and the minimum separation are stated.
+        For public cohorts (`random` False) it states the maximum participation and the minimum separation alone.
         """
         if self.random:
             return None
@@ -97,16 +97,14 @@ class Sampler(Part):
         return SamplingLaw(self.population, size=self.size, secret=False, max_participations=most, min_separation=apart)
 
     def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
-        """Return an upper bound on the rounds in which one client may be sampled, among `rounds` and the repeated ones.
+        """Return an upper bound on the number of rounds, out of all `rounds`, in which one client may be sampled.
 
-        `repeated` lists the rounds that were run again, once per repetition.
+        `repeated` lists the rounds that were run again, once per repetition; they count too.
         """
         return rounds + len(repeated)
 
     def participations_with_repeats(self, rounds: int, repeated: Sequence[int] = ()) -> int:
-        """Return `max_participations` including repeated rounds; with public cohorts a repeated round has the same
-        clients.
-        """
+        """Return `max_participations` including rounds run again, which have the same clients if cohorts are public."""
         if self.random or not repeated:
             return self.max_participations(rounds) + len(repeated)
         again = np.concatenate([self.draw(t, NO_RANDOMNESS) for t in repeated])
@@ -114,15 +112,15 @@ class Sampler(Part):
 
     @property
     def inclusion_rate(self) -> float | None:
-        """Probability that a client is in a round that may sample it; None: not stated.
+        """Probability that a client is in a round which may sample it; None if it is not stated.
 
-        Stated only if rounds are sampled independently of each other and of the data: a client is then in
-        Bin(amplified rounds, rate) rounds.
+        It is stated only if rounds are sampled independently of each other and of the data: the number of a client's
+        rounds is then binomial, with `amplified_rounds` trials.
         """
         return None
 
     def publicly_sampled(self, event: Event) -> Event:
-        """Return the event of one round for an adversary who sees the cohort, before the cohort is drawn."""
+        """Return the event of one round for an adversary who will see the cohort, as priced before it is drawn."""
         rate = self.inclusion_rate
         if isinstance(event, events.Unprotected) or rate is None or rate >= 1:
             return event
@@ -130,42 +128,42 @@ class Sampler(Part):
 
     def with_cohort(self, cohort: int) -> Sampler:
         """Return the same sampler with another expected cohort size."""
-        raise PlanError("calibration", f"sampler {self.kind!r}", "poisson or fixed, with a free cohort size")
+        needed = "a sampler whose cohort size can be set"
+        raise PlanError("calibration", f"sampler {self.kind!r}", needed, "use poisson or fixed")
 
     def participations(self, rounds: int) -> NDArray[np.float64]:
-        """Return each client's number of rounds [population]: expected, or exact where cohorts are public."""
+        """Return each client's number of rounds [population]: the exact one if cohorts are public, else the mean."""
         each = self.expected / self.population * rounds if self.random else float(self.max_participations(rounds))
         return np.full(self.population, each)
 
     def participation_cdf(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
-        """Return P[a client is in at most k of `rounds` rounds] for each k in `allowed`; 1 if it is unknown."""
+        """Return the probability that a client is in at most k of `rounds` rounds, for each k in `allowed`.
+
+        It is 1 where the distribution is unknown."""
         return np.ones(len(allowed))
 
     def shrunk(self, share: float) -> Sampler:
-        """Return a sampler with the same rates over about this share of the population, for `sordino audit`."""
+        """Return a sampler with the same rates for about this share of the population, which `sordino audit` runs."""
         return self
 
     def worst_populations(self) -> tuple[Sampler, ...]:
-        """Return samplers with the same amplification over small populations, in which one client is easiest to
-        detect.
-        """
+        """Return samplers of small populations, at the same cost, in which one client is easiest to detect."""
         return (self,)
 
     def for_one_client(self) -> Sampler:
-        """Return a sampler of as few clients as possible that draws client 0 in the same rounds at the same rate."""
+        """Return a sampler of as few clients as possible whose client 0 is drawn as in this one."""
         return self
 
 
 def _check_count(name: str, value: int) -> None:
-    if not 1 <= value <= CLIENTS:
-        needed, fix = f"at least 1, and at most {CLIENTS:,}", f"set {name} to the number of clients"
-        raise PlanError("sampling", f"{name} = {brief_repr(value)}", needed, fix)
+    needed = f"at least 1, and at most {CLIENTS:,}"
+    require_values(1 <= value <= CLIENTS, "sampling", needed, **{name: value})
 
 
 def _check_cohort_size(population: int, cohort: int) -> None:
     _check_count("population", population)
     found = f"a cohort of {cohort} out of {population}"
-    require(1 <= cohort <= population, "sampling", found, "1 <= cohort <= population")
+    require(1 <= cohort <= population, "sampling", found, "1 <= cohort <= population", "change cohort")
 
 
 def _scaled_count(count: int, share: float) -> int:
@@ -173,14 +171,11 @@ def _scaled_count(count: int, share: float) -> int:
 
 
 class _RandomCohorts(Sampler):
-    """Base of samplers with random cohorts, independent from round to round; a client has probability at most
-    `_rate`.
-    """
-
     amplifies: ClassVar[bool] = True
 
     @property
     def _rate(self) -> float:
+        """An upper bound on the probability that a client is in a round."""
         raise NotImplementedError
 
     def max_participations(self, rounds: int) -> int:
@@ -194,8 +189,6 @@ class _RandomCohorts(Sampler):
 
 
 class _PublicCohorts(Sampler):
-    """Base of samplers with public cohorts of `cohort` clients, without amplification."""
-
     cohort: int
     relation: ClassVar[Relation] = "zero_out"
     random: ClassVar[bool] = False
@@ -214,7 +207,7 @@ class _PublicCohorts(Sampler):
 
 @dataclass(frozen=True)
 class Everyone(_PublicCohorts, kind="everyone"):
-    """Full participation: all clients in every round; no amplification, and neighbours replace one client's data."""
+    """Full participation: all clients are in every round, without amplification; neighbours replace one client."""
 
     population: int
     relation: ClassVar[Relation] = "replace_one"
@@ -255,8 +248,8 @@ class Poisson(_RandomCohorts, kind="poisson"):
 
     def __post_init__(self) -> None:
         _check_count("population", self.population)
-        found, fix = f"rate {brief_repr(self.rate)}", "rate = expected cohort / population"
-        require(share(self.rate), "sampling", found, "a rate in (0, 1]", fix)
+        fix = "set rate = expected cohort / population"
+        require_values(share(self.rate), "sampling", "a rate in (0, 1]", fix, rate=self.rate)
         if self.cap is not None:
             _check_count("cap", self.cap)
 
@@ -283,14 +276,14 @@ class Poisson(_RandomCohorts, kind="poisson"):
 
     @property
     def inclusion_rate(self) -> float | None:
-        """Probability that a client is in a round: q; with a cap E[min(B, cap)] / N, B ~ Bin(N, q), rounded up."""
+        """Probability that a client is in a round: `rate` q; with a cap E[min(B, cap)] / N for B ~ Bin(N, q)."""
         if self.cap is None or self.cap >= self.population:
             return self.rate
         from scipy.special import bdtr, bdtrc
 
         n, q, cap = self.population, self.rate, self.cap
         included = cap / n * float(bdtrc(cap, n, q)) + q * (float(bdtr(cap - 1, n - 1, q)) if n > 1 else 0.0)
-        return min(q, included * (1 + 1e-9))
+        return min(q, included * (1 + 1e-9))  # rounded up
 
     def with_cohort(self, cohort: int) -> Sampler:
         return replace(self, rate=cohort / self.population)
@@ -304,9 +297,7 @@ class Poisson(_RandomCohorts, kind="poisson"):
         return Poisson(_scaled_count(self.population, share), self.rate, cap)
 
     def worst_populations(self) -> tuple[Sampler, ...]:
-        """Return samplers of 2 clients, where the cohort size reveals most, and of 50, to detect a data-dependent
-        denominator.
-        """
+        # With 2 clients the cohort size reveals most; with 50 a denominator that depends on the data is detected
         if self.cap is not None:
             return (self,)
         return tuple(Poisson(few, self.rate) for few in sorted({min(self.population, few) for few in (2, 50)}))
@@ -364,11 +355,11 @@ class FixedSize(_RandomCohorts, kind="fixed"):
 
 @dataclass(frozen=True)
 class RoundRobin(_PublicCohorts, kind="roundrobin"):
-    """Round robin: `cohort` clients at a time, in a public order; no amplification, each charged for its own rounds.
+    """Round robin: `cohort` clients take part at a time, in a public order, without amplification.
 
     The order is 0, 1, 2, ..., or another public order that is fixed before the run: `order` names every client once,
     `seed` shuffles the clients. If clients are sorted (silos by target), shuffle them.
-    Guarantee: who is in which round depends on no data, so the cost is the same for any order.
+    Guarantee: zero out one client; each client is charged for its own rounds, whatever the order.
     """
 
     population: int
@@ -382,21 +373,21 @@ class RoundRobin(_PublicCohorts, kind="roundrobin"):
             fix = "drop seed or order"
             raise PlanError("sampling", f"seed = {self.seed} and an order", "either a seed or an order", fix)
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise PlanError("sampling", f"seed = {brief_repr(self.seed)}", "a whole number of at most 64 bits")
+            found, needed = f"seed = {brief_repr(self.seed)}", "a whole number of at most 64 bits"
+            raise PlanError("sampling", found, needed, "choose a smaller seed")
         if self.order is not None and sorted(self.order) != list(range(self.population)):
             found = f"an order of length {len(self.order)} that is no permutation of the {self.population} clients"
-            raise PlanError("sampling", found, f"each of 0 to {self.population - 1} once")
+            needed = f"each number from 0 to {self.population - 1} once"
+            raise PlanError("sampling", found, needed, "complete the order, or set a seed instead")
 
-    def _ordered(self, places: Cohort) -> Cohort:
-        """Return the clients at these positions of the public order."""
+    def _clients_at(self, places: Cohort) -> Cohort:
         if self.order is not None:
             return np.asarray(self.order, dtype=np.int64)[places]
         return places if self.seed is None else _public_order(self.population, self.seed)[places]
 
     def draw(self, t: int, rng: np.random.Generator) -> Cohort:
-        return np.sort(
-            self._ordered(np.arange(t * self.cohort, (t + 1) * self.cohort, dtype=np.int64) % self.population)
-        )
+        places = np.arange(t * self.cohort, (t + 1) * self.cohort, dtype=np.int64) % self.population
+        return np.sort(self._clients_at(places))
 
     def max_participations(self, rounds: int) -> int:
         return -(-rounds * self.cohort // self.population)
@@ -415,7 +406,7 @@ class RoundRobin(_PublicCohorts, kind="roundrobin"):
     def participations(self, rounds: int) -> NDArray[np.float64]:
         taken = rounds * self.expected - np.arange(self.population)  # in turn, from the first
         found = np.empty(self.population)
-        found[self._ordered(np.arange(self.population))] = np.maximum(np.ceil(taken / self.population), 0.0)
+        found[self._clients_at(np.arange(self.population))] = np.maximum(np.ceil(taken / self.population), 0.0)
         return found
 
 
@@ -428,8 +419,7 @@ def _public_order(population: int, seed: int) -> Cohort:
 class MinSeparation(_PublicCohorts, kind="min_separation"):
     """Random public cohorts with a minimum separation: a client is drawn again after at least `rest` rounds.
 
-    For devices that check in, with correlated noise, which needs this separation. Guarantee: cohorts depend on no data;
-    nothing is amplified.
+    Correlated noise needs this separation. Guarantee: zero out one client, without amplification.
     """
 
     population: int
@@ -442,7 +432,7 @@ class MinSeparation(_PublicCohorts, kind="min_separation"):
         _check_count("rest", self.rest)
         found = f"cohorts of {self.cohort} that rest {self.rest} rounds, out of {self.population}"
         fits = 1 <= self.cohort * self.rest <= self.population
-        require(fits, "sampling", found, "cohort * rest <= population", "a shorter rest, or smaller cohorts")
+        require(fits, "sampling", found, "cohort * rest <= population", "lower rest or cohort")
 
     @property
     def min_separation(self) -> int | None:
@@ -459,10 +449,7 @@ class MinSeparation(_PublicCohorts, kind="min_separation"):
         return np.bincount(drawn, minlength=self.population).astype(np.float64)
 
     def _cohorts(self, last: int) -> list[Cohort]:
-        """Return the cohorts of rounds 0 to `last`, and perhaps later ones; a round's cohort depends on those before
-        it.
-        """
-        ready, drawn = _drawn_cohorts(self)
+        ready, drawn = _cohort_cache(self)  # a cohort depends on all earlier ones
         while len(drawn) <= last:
             free = np.flatnonzero(ready <= len(drawn))
             rng = Seeded(self.seed).at(len(drawn), "rested")
@@ -473,18 +460,18 @@ class MinSeparation(_PublicCohorts, kind="min_separation"):
 
 
 @lru_cache(maxsize=8)
-def _drawn_cohorts(sampler: MinSeparation) -> tuple[Cohort, list[Cohort]]:
-    """Return a cache for `MinSeparation`: each client's next allowed round, and the cohorts drawn so far."""
+def _cohort_cache(sampler: MinSeparation) -> tuple[Cohort, list[Cohort]]:
+    """Return each client's next allowed round, and the cohorts drawn so far; `MinSeparation` extends both in place."""
     return np.zeros(sampler.population, dtype=np.int64), []
 
 
 @dataclass(frozen=True)
 class CyclicPoisson(_RandomCohorts, kind="cyclic_poisson"):
-    """Cyclic Poisson sampling (BandMF): `groups` take turns; each client of a group has probability `rate`.
+    """Cyclic Poisson sampling (BandMF): `groups` of clients take turns, and each client of a group is drawn at `rate`.
 
-    Client i is in group i mod `groups`. Guarantee: add/remove one client; its rounds are `groups` apart, so T rounds
-    cost ceil(T / groups) amplified releases, also under correlated noise of at most `groups` bands (Choquette-Choo
-    2023).
+    Client i is in group i mod `groups`. Guarantee: add/remove one client; its rounds are at least `groups` apart, so T
+    rounds cost ceil(T / groups) amplified releases, also under correlated noise of at most `groups` bands
+    (Choquette-Choo 2023).
     """
 
     population: int
@@ -495,9 +482,10 @@ class CyclicPoisson(_RandomCohorts, kind="cyclic_poisson"):
     def __post_init__(self) -> None:
         _check_count("population", self.population)
         found = f"{self.groups} groups of {self.population} clients"
-        require(1 <= self.groups <= self.population, "sampling", found, "a number of groups from 1 to the population")
-        found, fix = f"rate {brief_repr(self.rate)}", "groups * cohort / population"
-        require(share(self.rate), "sampling", found, "a rate in (0, 1]", fix)
+        needed = "a number of groups from 1 to the population"
+        require(1 <= self.groups <= self.population, "sampling", found, needed, "lower groups")
+        fix = "set rate = groups * cohort / population"
+        require_values(share(self.rate), "sampling", "a rate in (0, 1]", fix, rate=self.rate)
 
     @property
     def _rate(self) -> float:
@@ -512,7 +500,7 @@ class CyclicPoisson(_RandomCohorts, kind="cyclic_poisson"):
         return self.groups
 
     def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
-        """Return the number of rounds of the group with the most rounds; round t samples group t mod `groups`."""
+        """Return the number of rounds, repeated ones included, of the group that has the most rounds."""
         planned = (rounds + self.groups - 1 - np.arange(self.groups)) // self.groups
         again = np.bincount(np.asarray(repeated, dtype=np.int64) % self.groups, minlength=self.groups)
         return int((planned + again).max())
@@ -551,15 +539,14 @@ class CyclicPoisson(_RandomCohorts, kind="cyclic_poisson"):
 
 @dataclass(frozen=True)
 class RandomAllocation(_RandomCohorts, kind="random_allocation"):
-    """Random allocation: every pass of `bins` rounds has each client in exactly one of its rounds, a secret one.
+    """Random allocation: in every pass of `bins` rounds each client takes part in exactly one secret random round.
 
     The round is drawn uniformly for each client, independently of other clients, and anew for every pass. So every
     client takes part once a pass, as with a shuffled order, and cohorts have population / bins clients on average.
 
-    Guarantee: add/remove or zero out one client, at the price of `events.Allocated` for each pass that was begun
-    (docs/privacy.md, "Random allocation"). It needs the allocation to stay secret, so it is refused where a release or
-    an engine shows cohorts. The denominator is population / bins. A client that must be in k of t rounds is in one
-    round of each of k passes of t / k bins: use bins = t / k.
+    Guarantee: add/remove or zero out one client, at the cost of `events.Allocated` for each pass that was begun
+    (docs/privacy.md, "Random allocation"). The allocation must stay secret, so this sampler is refused where a release
+    or an engine shows cohorts. The denominator is population / bins. For k rounds out of t set bins = t / k.
     """
 
     population: int
@@ -568,9 +555,9 @@ class RandomAllocation(_RandomCohorts, kind="random_allocation"):
 
     def __post_init__(self) -> None:
         _check_count("population", self.population)
-        found, needed = f"bins = {brief_repr(self.bins)}", f"at least 2, and at most {allocation.MOST_BINS:,}"
-        fits = 2 <= self.bins <= allocation.MOST_BINS
-        require(fits, "sampling", found, needed, "bins = rounds in which every client takes part once")
+        fits, needed = 2 <= self.bins <= allocation.MOST_BINS, f"at least 2, and at most {allocation.MOST_BINS:,}"
+        fix = "set bins to the number of rounds in which every client takes part once"
+        require_values(fits, "sampling", needed, fix, bins=self.bins)
 
     @property
     def pass_rounds(self) -> int:  # type: ignore[override]
@@ -581,18 +568,18 @@ class RandomAllocation(_RandomCohorts, kind="random_allocation"):
         return self.population / self.bins
 
     def draw(self, t: int, rng: np.random.Generator) -> Cohort:
-        """Return the clients whose bin is round t of its pass; `rng` starts equally in all rounds of a pass."""
+        """Return the clients allocated to round t; `rng` must begin with the same bits in all rounds of a pass."""
         return np.flatnonzero(rng.integers(0, self.bins, self.population) == t % self.bins).astype(np.int64)
 
     def law(self) -> SamplingLaw:
         return replace(poisson_law(self.population, 1 / self.bins), pass_rounds=self.bins)
 
     def amplify(self, event: Event) -> Event:
-        """Return the event of one pass; `amplified_rounds` counts passes."""
+        """Return the privacy event of one pass of `bins` rounds; `amplified_rounds` counts passes."""
         return events.Allocated(self.bins, event)
 
     def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
-        """Return the number of passes; a round that was repeated after a kill began another pass (`PassDraws`)."""
+        """Return the number of passes; each round that was run again counts as another pass."""
         return -(-rounds // self.bins) + len(repeated)
 
     def max_participations(self, rounds: int) -> int:
@@ -682,19 +669,18 @@ class KeptBins(_RandomCohorts, kind="kept_bins"):
 
 
 def draw_seeded(clients: Sampler, streams: Streams, t: int) -> Cohort:
-    """Return the cohort of round t in a simulation, whose random streams can be opened again."""
+    """Return the cohort of round t in a simulation, drawn from the stream of the first round of its pass."""
     return clients.draw(t, streams.at(t - t % clients.pass_rounds, "cohort"))
 
 
 @codec.hides_values
 @dataclass
 class PassDraws:
-    """Cohorts of a sampler whose draw lasts for a pass (`Sampler.pass_rounds`).
+    """Cohorts of a sampler that draws once for a pass of several rounds (`Sampler.pass_rounds`).
 
     In a simulation every round opens the stream of the pass's first round again. For release the pass has a secret
-    128-bit key, which the checkpoint keeps until the pass ends. After a kill in a round that was already charged the
-    key is replaced by an empty one, and the rest of the pass is drawn anew: another pass, which `amplified_rounds`
-    counts.
+    128-bit key, which the checkpoint stores until the pass ends. If the run was killed in a round that was already
+    charged, an empty key replaces it and the rest of the pass is drawn anew: `amplified_rounds` counts another pass.
     """
 
     clients: Sampler
@@ -702,32 +688,29 @@ class PassDraws:
     key: tuple[int, ...] | None = None
 
     def draw(self, t: int) -> Cohort:
-        """Return the cohort of round t."""
         if self.streams.mode == "simulation":
             return draw_seeded(self.clients, self.streams, t)
         if self.key is None and t % self.clients.pass_rounds:
             found = f"round {t + 1}, in the middle of a pass of {self.clients.kind!r}, without the pass's key"
-            raise PlanError("sampling", found, "the state that the round before it left", "resume from its checkpoint")
+            raise PlanError("sampling", found, "the state after the round before", "resume from its checkpoint")
         if t % self.clients.pass_rounds == 0 or not self.key:
             self.key = tuple(self.streams.at(t, "cohort").integers(0, 2**62, 3).tolist())
         return self.clients.draw(t, secure_generator(sum(part << 62 * k for k, part in enumerate(self.key)) % 2**128))
 
     def key_after(self, t: int) -> tuple[int, ...] | None:
-        """Return what round t + 1 needs of the key: nothing if it begins another pass."""
+        """Return the secret key of the current pass, for the checkpoint after round t; None if the pass has ended."""
         return None if (t + 1) % self.clients.pass_rounds == 0 else self.key
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class SeparationGuard:
-    """Guard of the minimum separation: it leaves out clients that are drawn too early or too often.
-
-    It holds the last round and the number of rounds of every client."""
+    """Guard of the minimum separation, which leaves out clients that are drawn too early or too often."""
 
     clients: Sampler
-    max_participations: int  # what one client is charged for
-    last: NDArray[np.int64]
-    count: NDArray[np.int64]
+    max_participations: int  # rounds that one client is charged for
+    last: NDArray[np.int64]  # each client's last round
+    count: NDArray[np.int64]  # each client's number of rounds
 
     def admit(self, t: int, cohort: Cohort) -> Cohort:
         """Return the clients of a cohort that may take part in round t, and record that they do."""
@@ -742,15 +725,14 @@ class SeparationGuard:
         self.last[admitted] = t
         self.count[admitted] += 1
         if len(admitted) < len(cohort):
-            _LOG.warning("round %d: %d clients came too early and are left out", t + 1, len(cohort) - len(admitted))
+            _LOG.warning("round %d: %d clients were drawn too early: left out", t + 1, len(cohort) - len(admitted))
         return admitted
 
 
 def separation_guard(clients: Sampler, rounds: int, streams: Streams, t: int) -> SeparationGuard:
-    """Return the guard of a run with correlated noise, as it is before round t.
+    """Return the guard of a run with correlated noise in its state before round t.
 
-    Public cohorts of earlier rounds are computed again. For secret cohorts this is impossible, so every client counts
-    as drawn in round t - 1.
+    Public cohorts of earlier rounds are computed again; with secret cohorts every client counts as drawn in round t-1.
     """
     began = t - 1 if t and clients.random else -rounds - (clients.min_separation or 1)
     last, count = np.full(clients.population, began, dtype=np.int64), np.zeros(clients.population, dtype=np.int64)

@@ -29,8 +29,14 @@ def require(holds: bool, rule: str, found: str, needed: str, fix: str = "") -> N
         raise PlanError(rule, found, needed, fix)
 
 
+def require_values(holds: bool, rule: str, needed: str, fix: str = "", /, **values: Any) -> None:
+    """Raise `PlanError` about named values, such as lr=0.1, unless a condition on them holds."""
+    found = ", ".join(f"{name} = {brief_repr(value)}" for name, value in values.items())
+    require(holds, rule, found, needed, fix or f"change {' or '.join(values)}")
+
+
 class Schedule(Part):
-    """Base class of schedules: a public number per round, fixed before the run."""
+    """Base class of schedules, which give a public number per round, fixed before the run."""
 
     learned: ClassVar[bool] = False  # True: `at` gives the first value; later values are read off releases
     monotone: ClassVar[bool] = False  # True: never rises or never falls, so its first and last values bound it
@@ -46,15 +52,14 @@ class Schedule(Part):
         return self.at(t)
 
     def span(self, rounds: int) -> tuple[float, float]:
-        """Return the least and the largest value of a run; (NaN, NaN) if one value is NaN."""
+        """Return the least and the largest value in `rounds` rounds; (NaN, NaN) if a value is NaN."""
         values = [self.at(t) for t in ((0, rounds - 1) if self.monotone else range(rounds))]
         return (math.nan, math.nan) if any(map(math.isnan, values)) else (min(values), max(values))
 
 
 def _require_finite(**values: float) -> None:
     for name, value in values.items():
-        fits = -sys.float_info.max <= value <= sys.float_info.max
-        require(fits, "schedule", f"{name} = {brief_repr(value)}", "a finite number")
+        require_values(abs(value) <= sys.float_info.max, "schedule", "a finite number", **{name: value})
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,8 @@ class Decay(Schedule, kind="decay"):
 
     def __post_init__(self) -> None:
         _require_finite(start=self.start, factor=self.factor)
-        found = f"decay factor {self.factor}"
-        require(self.factor > 0, "schedule", found, "a positive number", "0.99 loses 1% a round")
+        fix = "set factor = 0.99 to lose 1% a round"
+        require_values(self.factor > 0, "schedule", "a positive number", fix, factor=self.factor)
 
     def at(self, t: int) -> float:
         try:
@@ -102,7 +107,8 @@ class Linear(Schedule, kind="linear"):
 
     def __post_init__(self) -> None:
         _require_finite(start=self.start, end=self.end)
-        require(self.rounds >= 1, "schedule", f"linear over {self.rounds} rounds", "at least 1 round")
+        found = f"a linear schedule over {self.rounds} rounds"
+        require(self.rounds >= 1, "schedule", found, "at least 1 round", "set rounds to those of the plan")
 
     def at(self, t: int) -> float:
         return self.start + (self.end - self.start) * min(t / self.rounds, 1.0)
@@ -110,10 +116,10 @@ class Linear(Schedule, kind="linear"):
 
 @dataclass(frozen=True)
 class InverseTime(Schedule, kind="inverse_time"):
-    """Inverse-time schedule scale / (shift + k), k the round.
+    """Inverse-time schedule scale / (shift + k), where k is the round or, inside `PerStep`, the local step.
 
-    Inside `PerStep`, k counts local steps: scale = 2 / mu and shift = max(8 lambda / mu, E) is the step of paper 002,
-    Theorem 3. As the server's step of a run with one gradient a round, scale / (1 + k) is that of paper 004.
+    For a mu-strongly convex, lambda-smooth loss and E local steps, scale = 2 / mu and shift = max(8 lambda / mu, E) is
+    the local step size of `client_side_fed_avg`. As the server's step size, scale / (1 + k) is that of DP-LSSGD.
     """
 
     scale: float
@@ -122,7 +128,7 @@ class InverseTime(Schedule, kind="inverse_time"):
 
     def __post_init__(self) -> None:
         _require_finite(scale=self.scale, shift=self.shift)
-        require(self.shift > 0, "schedule", f"shift = {self.shift}", "a positive number", "1 begins at `scale`")
+        require_values(self.shift > 0, "schedule", "a positive number", "set shift = 1", shift=self.shift)
 
     def at(self, t: int) -> float:
         return self.scale / (self.shift + t)
@@ -130,7 +136,7 @@ class InverseTime(Schedule, kind="inverse_time"):
 
 @dataclass(frozen=True)
 class Piecewise(Schedule, kind="piecewise"):
-    """Piecewise constant schedule start * factor^(number of milestones passed)."""
+    """Piecewise constant schedule start * factor^(number of milestones up to the round)."""
 
     start: float
     factor: float
@@ -139,7 +145,7 @@ class Piecewise(Schedule, kind="piecewise"):
 
     def __post_init__(self) -> None:
         _require_finite(start=self.start, factor=self.factor)
-        require(self.factor >= 0, "schedule", f"piecewise factor {self.factor}", "a number of at least 0")
+        require_values(self.factor >= 0, "schedule", "a number of at least 0", factor=self.factor)
 
     def at(self, t: int) -> float:
         try:
@@ -171,23 +177,20 @@ class PerStep(Schedule, kind="per_step"):
 
 @dataclass(frozen=True)
 class Travelled(Schedule, kind="travelled"):
-    """Sum of schedule(k) over the `steps` local steps k = t steps, ..., (t + 1) steps - 1 of round t.
+    """Sum of schedule(k) over the `steps` local steps k = t steps, ..., (t + 1) steps - 1 of round t, as a clip norm.
 
-    Local steps of these sizes move a model with gradients in the unit ball by at most this sum, which is used as a clip
-    norm.
+    Local steps of these sizes, with gradients in the unit ball, change a model by at most this sum.
     """
 
     schedule: Schedule
     steps: int
 
     def __post_init__(self) -> None:
-        found = f"travelled over {brief_repr(self.steps)} steps"
-        require(1 <= self.steps <= 10**6, "schedule", found, "from 1 to 1,000,000 steps a round")
+        fix = "set steps to those of the local solver"
+        require_values(1 <= self.steps <= MOST, "schedule", f"from 1 to {MOST:,} steps a round", fix, steps=self.steps)
 
     def span(self, rounds: int) -> tuple[float, float]:
-        """Return bounds on the values in `rounds` rounds: `steps` times the smallest and the largest step of the
-        run.
-        """
+        """Return bounds on the values in `rounds` rounds: `steps` times the smallest and the largest step size."""
         low, high = self.schedule.span(rounds * self.steps)
         return low * self.steps, high * self.steps
 
@@ -197,7 +200,7 @@ class Travelled(Schedule, kind="travelled"):
 
 @dataclass(frozen=True)
 class Scaled(Schedule, kind="scaled"):
-    """Scaled schedule: factor * schedule."""
+    """Schedule times a constant `factor`."""
 
     schedule: Schedule
     factor: float

@@ -1,4 +1,4 @@
-"""Server optimizers: the step from the noised mean message to the next model. The loop calls them.
+"""Server optimizers, which compute the next model from the noised mean message. The loop calls them.
 
 The state (`memory`) of an optimizer is a dict of tensors, stored in checkpoints. Its steps are post-processing of
 releases, so they have no privacy cost.
@@ -20,23 +20,23 @@ from torch import Tensor
 from sordino.accounting.matrix import workload
 from sordino.codec import Part
 from sordino.codec.boundary import of_type, returns, tensors
-from sordino.errors import PlanError, brief_repr
+from sordino.errors import PlanError
 from sordino.parts.clipping import row_norms
-from sordino.parts.schedules import Schedule, at, finite, natural, positive, require
+from sordino.parts.schedules import Schedule, at, finite, natural, positive, require, require_values
 
 Memory = dict[str, Tensor]
 _DENSE = 4096  # rounds up to which a server with a changing step has its own matrix
 
 
 class ServerOptimizer(Part):
-    """Base class of server optimizers: `query` is the model sent to clients, `result` the model a run returns."""
+    """Base class of server optimizers, which compute the next model from the noised mean of the clients' messages."""
 
     needs: ClassVar[frozenset[str]] = frozenset()  # what an engine must offer
     rounds: int | None = None  # number of rounds that the plan must have; None: any
 
     @property
     def by_coordinate(self) -> bool:
-        """Whether a step treats every coordinate separately, so that the states of many runs can be stacked."""
+        """Whether a step computes each coordinate separately; then the states of several runs can be stacked."""
         return False
 
     def init(self, params: Tensor) -> Memory:
@@ -44,13 +44,11 @@ class ServerOptimizer(Part):
         return {"params": params.clone()}
 
     def workload(self, rounds: int) -> NDArray[np.float64]:
-        """Return the workload matrix A of w_t = sum_s A_ts (mean of round s): its first column if Toeplitz, else all
-        of A.
-        """
+        """Return the workload A of w_t = sum_s A_ts (mean of round s): all of A, or its first column if Toeplitz."""
         return np.ones(rounds)
 
     def plain_lr(self, t: int) -> float | None:
-        """Return lr if round t is exactly w <- w - lr * mean; else None."""
+        """Return lr if the step of round t is exactly w <- w - lr * mean; else None."""
         return None
 
     @returns(of_type(Tensor))
@@ -66,15 +64,15 @@ class ServerOptimizer(Part):
     @abstractmethod
     @returns(lambda found, part, memory, *_: tensors(found, memory))
     def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
-        """Return the optimizer's state after a round with noised mean message `mean`."""
+        """Return the optimizer's state after round t, in which the clients' noised mean message was `mean`."""
 
 
 @dataclass(frozen=True)
 class Average:
-    """Weighted average of the models that were sent to clients: sum_r growth^r w_r / sum_r growth^r.
+    """Weighted average of the models w_r that were sent to clients: sum_r growth^r w_r / sum_r growth^r.
 
-    growth = 1 is the plain mean; 1/(1 - mu lr) is the weight gamma_r = (1 - mu lr)^-(r+1) of paper 001 (Algorithm 1,
-    Theorem 2.1) for a mu-strongly convex loss. The first `after` rounds are omitted; until then the average is the last
+    growth = 1 is the plain mean; 1/(1 - mu lr) is the weight gamma_r = (1 - mu lr)^-(r+1) for a mu-strongly convex loss
+    (ISRL-DP paper, Algorithm 1, Theorem 2.1). The first `after` rounds are omitted; until then the average is the last
     model that was sent. As in the paper, the model after the last step is not in the average.
     """
 
@@ -82,19 +80,17 @@ class Average:
     after: int = 0
 
     def __post_init__(self) -> None:
-        found, needed = f"an average whose growth is {self.growth}", "a finite number of at least 1"
-        require(1 <= self.growth < math.inf, "server", found, needed, "1 weighs every round alike")
-        require(self.after >= 0, "server", f"an average that leaves out {self.after} rounds", "at least 0")
+        fix = "set growth = 1 for the plain mean"
+        require_values(1 <= self.growth < math.inf, "server", "a number of at least 1", fix, growth=self.growth)
+        require_values(self.after >= 0, "server", "at least 0 omitted rounds", after=self.after)
 
     def share(self, count: int) -> float:
-        """Return the weight of the newest of `count` models, growth^count / sum_j growth^j, without overflow."""
+        """Return the newest model's weight growth^count / (growth + ... + growth^count), without overflow."""
         rate = math.log(self.growth)
         return math.expm1(-rate) / math.expm1(-count * rate) if rate else 1.0 / count
 
     def init(self, params: Tensor) -> Memory:
-        """Return the state before the first round; the average is float64, so that 10^5 small steps are not rounded
-        away.
-        """
+        """Return the state before the first round; the average is float64, since 10^5 small steps are added to it."""
         return {"average": params.to(torch.float64, copy=True), "count": torch.zeros((), dtype=torch.int64)}
 
     def fold(self, memory: Memory) -> Memory:
@@ -112,19 +108,16 @@ def project(params: Tensor, center: Tensor, radius: float) -> Tensor:
 
 
 def _check_lr(lr: float | Schedule) -> None:
-    found, needed = f"lr = {brief_repr(lr)}", "a finite number that float32 holds"
-    require(finite(lr), "server", found, needed, "1.0 is FedAvg's")
+    require_values(finite(lr), "server", "a number in the range of float32", "set lr = 1.0, as in FedAvg", lr=lr)
 
 
 def _check_momentum(momentum: float) -> None:
-    require(0 <= momentum < 1, "server", f"momentum {brief_repr(momentum)}", "a number in [0, 1)")
+    require_values(0 <= momentum < 1, "server", "a number in [0, 1)", momentum=momentum)
 
 
 def _check_extras(weight_decay: float, ball: float | None) -> None:
-    found = f"weight_decay {weight_decay}"
-    require(natural(weight_decay), "server", found, "a finite number of at least 0")
-    found, fix = f"a ball of radius {ball}", "leave ball out for no ball"
-    require(positive(ball), "server", found, "a positive finite radius", fix)
+    require_values(natural(weight_decay), "server", "a finite number of at least 0", weight_decay=weight_decay)
+    require_values(positive(ball), "server", "a positive finite radius", "drop ball for no projection", ball=ball)
 
 
 @dataclass(frozen=True)
@@ -133,7 +126,7 @@ class Sgd(ServerOptimizer, kind="sgd"):
 
     weight_decay is lambda of the regulariser lambda/2 ||w||^2; P projects on the L2 ball of radius `ball` around the
     initial model; `average` returns an average of the models instead of the last one. All of it is post-processing of
-    releases, so it has no privacy cost. Noisy minibatch SGD of paper 001, Algorithm 1.
+    releases, so it has no privacy cost.
     """
 
     lr: float | Schedule = 1.0
@@ -149,7 +142,7 @@ class Sgd(ServerOptimizer, kind="sgd"):
 
     @property
     def by_coordinate(self) -> bool:
-        """Whether steps are separate per coordinate: True without a ball or an average. A subclass must override it."""
+        """Whether a step computes each coordinate separately: True without a ball or an average."""
         return type(self).step is Sgd.step and self.ball is None and self.average is None
 
     def init(self, params: Tensor) -> Memory:
@@ -168,9 +161,9 @@ class Sgd(ServerOptimizer, kind="sgd"):
         return None if more else at(self.lr, t)
 
     def workload(self, rounds: int) -> NDArray[np.float64]:
-        """Return the workload matrix A, whose row t is w after round t in terms of the rounds' sums.
+        """Return the workload A, whose row t has the weights of the rounds' means in w after round t.
 
-        If lr is constant, it is the first column of A, in units of lr. The ball and the average are ignored.
+        If lr is constant, return the first column of A / lr. The ball and the average are ignored.
         """
         if not isinstance(self.lr, Schedule):
             return workload(rounds, self.momentum, self.lr * self.weight_decay)
@@ -195,7 +188,7 @@ class Sgd(ServerOptimizer, kind="sgd"):
 
 
 class _Moments(ServerOptimizer):
-    """Base of adaptive servers: w <- w - lr * m / (sqrt(v) + floor), m <- beta1 m + (1 - beta1) g (Reddi et al. 2021).
+    """Adaptive server: w <- w - lr * m / (sqrt(v) + floor), m <- beta1 m + (1 - beta1) g (Reddi et al. 2021).
 
     g is the noised mean, and v a running estimate of g^2, which subclasses define."""
 
@@ -210,16 +203,15 @@ class _Moments(ServerOptimizer):
     def __post_init__(self) -> None:
         _check_lr(self.lr)
         betas = [self.beta1, *([self.beta2] if isinstance(self, Adam | Yogi) else [])]
-        found = f"betas {', '.join(brief_repr(beta) for beta in betas)}, floor {brief_repr(self.floor)}"
         fits = all(0 <= beta < 1 for beta in betas) and positive(self.floor)
-        require(fits, "server", found, "betas in [0, 1), floor > 0")
+        require_values(fits, "server", "betas in [0, 1), floor > 0", betas=betas, floor=self.floor)
 
     @abstractmethod
     def second_moment(self, second: Tensor, squares: Tensor) -> Tensor:
-        """Return the second moment v after one more round of squares g^2."""
+        """Return the second moment v after one more round, from v before it and the squared means g^2."""
 
     def bias(self, count: int) -> tuple[float, float]:
-        """Return the divisors of the first and the second moment after `count` rounds: the bias correction."""
+        """Return the divisors for bias correction of the first and the second moment after `count` rounds."""
         return 1.0, 1.0
 
     def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
@@ -234,7 +226,9 @@ class _Moments(ServerOptimizer):
 
 @dataclass(frozen=True)
 class Adam(_Moments, kind="adam"):
-    """FedAdam: v <- beta2 v + (1 - beta2) g^2, both moments bias-corrected (Kingma, Ba 2015)."""
+    """FedAdam: w <- w - lr m / (sqrt(v) + floor) with moments m of the noised mean g, and v of g^2 (Reddi et al. 2021).
+
+    m <- beta1 m + (1 - beta1) g,  v <- beta2 v + (1 - beta2) g^2; both are bias-corrected (Kingma, Ba 2015)."""
 
     lr: float | Schedule = 0.01
     beta1: float = 0.9
@@ -250,7 +244,9 @@ class Adam(_Moments, kind="adam"):
 
 @dataclass(frozen=True)
 class Yogi(_Moments, kind="yogi"):
-    """FedYogi: v <- v - (1 - beta2) g^2 sign(v - g^2), so that v changes by at most (1 - beta2) g^2 per round."""
+    """FedYogi: `Adam` with v <- v - (1 - beta2) g^2 sign(v - g^2), without bias correction (Reddi et al. 2021).
+
+    g is the noised mean; v changes by at most (1 - beta2) g^2 per round."""
 
     lr: float | Schedule = 0.01
     beta1: float = 0.9
@@ -263,7 +259,7 @@ class Yogi(_Moments, kind="yogi"):
 
 @dataclass(frozen=True)
 class Adagrad(_Moments, kind="adagrad"):
-    """FedAdagrad:  v <- v + g^2."""
+    """FedAdagrad: `Adam` with v <- v + g^2 for noised means g, without bias correction (Reddi et al. 2021)."""
 
     lr: float | Schedule = 0.1
     beta1: float = 0.0
@@ -277,8 +273,8 @@ class Adagrad(_Moments, kind="adagrad"):
 class TorchOptimizer(ServerOptimizer, kind="torch_optimizer"):
     """Placeholder for the PyTorch optimizer of a user's training loop (`make_private`); the plan only stores its name.
 
-    The optimizer works on noised gradients, so it has no privacy cost; no engine can run it. Bands of correlated noise
-    are optimised for `momentum`.
+    The optimizer works on noised gradients, so it has no privacy cost; no engine can run it. Correlated noise is
+    optimised for `momentum`.
     """
 
     name: str
@@ -311,7 +307,7 @@ class Accelerated(ServerOptimizer, kind="accelerated"):
     modulus of strong convexity of the clients' loss; weight_decay -> the regulariser lambda/2 ||w||^2, which adds
     lambda to that modulus; W and P -> the L2 ball of radius `ball` around the initial model, and the projection on it
     (exact, since the objective of the argmin is a squared distance). r counts the released rounds. Without noise
-    F(ag_r) - F* <= 2 v ||w_0 - w*||^2 / (r(r+1)). Post-processing, no privacy cost. Paper 001, Algorithm 2.
+    F(ag_r) - F* <= 2 v ||w_0 - w*||^2 / (r(r+1)). Steps are post-processing, without privacy cost.
     """
 
     v: float
@@ -320,10 +316,10 @@ class Accelerated(ServerOptimizer, kind="accelerated"):
     ball: float | None = None
 
     def __post_init__(self) -> None:
-        found, fix = f"an accelerated server with v = {self.v}", "take twice the smoothness of the loss"
-        require(positive(self.v), "server", found, "a positive finite v", fix)
-        found, needed = f"mu = {self.mu}", "a finite number of at least 0"
-        require(natural(self.mu), "server", found, needed, "0 for a convex loss")
+        fix = "set v to twice the smoothness of the loss"
+        require_values(positive(self.v), "server", "a positive finite number", fix, v=self.v)
+        fix = "set mu = 0 for a convex loss"
+        require_values(natural(self.mu), "server", "a finite number of at least 0", fix, mu=self.mu)
         _check_extras(self.weight_decay, self.ball)
 
     def init(self, params: Tensor) -> Memory:
@@ -332,12 +328,12 @@ class Accelerated(ServerOptimizer, kind="accelerated"):
         return {"params": params.clone(), "prox": params.clone(), "count": count, **center}
 
     def rates(self, memory: Memory) -> tuple[float, float, float]:
-        """Return alpha_r and eta_r of the next round, and m, the strong convexity of the regularised loss."""
+        """Return the AC-SA parameters alpha_r and eta_r of the next round r, and the strong convexity m."""
         r = int(memory["count"]) + 1
         return 2.0 / (r + 1), 4.0 * self.v / (r * (r + 1)), self.mu + self.weight_decay
 
     def query(self, memory: Memory) -> Tensor:
-        """Return md, the point between ag and w at which clients compute gradients."""
+        """Return the model at which clients compute gradients: md, between the AC-SA sequences ag and w."""
         alpha, eta, m = self.rates(memory)
         share = alpha * ((1 - alpha) * m + eta) / (eta + (1 - alpha**2) * m)
         return torch.lerp(memory["params"], memory["prox"], share)
@@ -355,14 +351,14 @@ class Accelerated(ServerOptimizer, kind="accelerated"):
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of `Stages`: `rounds` rounds of one server optimizer."""
+    """One stage of the server optimizer `Stages`: `rounds` rounds of one server optimizer."""
 
     rounds: int
     server: ServerOptimizer
 
     def __post_init__(self) -> None:
         found = f"a stage of {self.rounds} rounds"
-        require(self.rounds >= 1, "server", found, "at least 1 round", "leave the stage out")
+        require(self.rounds >= 1, "server", found, "at least 1 round", "drop the stage")
 
 
 @dataclass(frozen=True)
@@ -372,7 +368,7 @@ class Stages(ServerOptimizer, kind="stages"):
         q_k = result of rounds_k rounds of server_k, begun at q_{k-1}
 
     Rounds are counted from 0 in every stage, so schedules start again; the centre of a ball is always the run's initial
-    model. A round without a release does not count. Multi-stage AC-SA: paper 001, Appendix E.5.1 (Ghadimi, Lan 2013).
+    model. A round without a release does not count. Multi-stage AC-SA: Ghadimi, Lan 2013.
     """
 
     stages: tuple[Stage, ...]
@@ -413,12 +409,10 @@ def _center(memory: Mapping[str, Tensor]) -> Memory:
 
 
 def _wrapped(outer: Mapping[str, Tensor], inner: Memory, *, stage: int, done: int) -> Memory:
-    """Return the state of `Stages`: the state of the stage's server under a prefix, and the centre of the ball."""
     counts = {"stage": torch.tensor(stage), "done": torch.tensor(done)}
     return counts | _center(outer) | {f"inner.{name}": held for name, held in inner.items() if name != "center"}
 
 
 def _inner(memory: Memory) -> Memory:
-    """Return the state of the current stage's server."""
-    prefix = "inner."
-    return _center(memory) | {name.removeprefix(prefix): memory[name] for name in memory if name.startswith(prefix)}
+    held = {name.removeprefix("inner."): value for name, value in memory.items() if name.startswith("inner.")}
+    return _center(memory) | held

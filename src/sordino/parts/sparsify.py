@@ -1,4 +1,4 @@
-"""Sparsification: of a client's update (top-k under dense noise, or a public mask), and of the noised mean.
+"""Sparsification of a client's update (top-k under dense noise, or a public mask), and of the noised mean.
 
 Engines call `encode`, the loop calls `decode` and `SparsifyMean.apply`, and the plan asks a mask source for scores.
 """
@@ -19,33 +19,33 @@ from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor
 from sordino.errors import PlanError
 from sordino.parts.encoding import Noised, NoiseStd, Postprocess, Public, Step
-from sordino.parts.schedules import require, share
+from sordino.parts.schedules import require, require_values, share
 from sordino.rng import Seeded
 
 
 def keep_largest(rows: Tensor, scores: Tensor, keep: float) -> Tensor:
-    """Return the rows with all but the ceil(keep * d) entries of largest score set to zero."""
+    """Return rows [m, d] in which all but the ceil(keep * d) entries of largest score are set to zero."""
     where = scores.topk(math.ceil(keep * rows.shape[-1]), dim=-1, sorted=False).indices
     return torch.zeros_like(rows).scatter_(-1, where, rows.gather(-1, where))
 
 
 def keep_largest_of_each(rows: Tensor, scores: Tensor, keep: float, sizes: Sequence[int]) -> Tensor:
-    """Apply `keep_largest` to every tensor; rows [m, d] hold tensors of these sizes one after the other."""
+    """Return rows [m, d] after `keep_largest` on each tensor; a row holds tensors of these sizes, one after another."""
     parts = zip(torch.split(rows, list(sizes), -1), torch.split(scores, list(sizes), -1), strict=True)
     return torch.cat([keep_largest(part, score, keep) for part, score in parts], -1)
 
 
 def _check_keep(keep: float) -> None:
-    fix = "0.4 keeps four coordinates in ten"
-    require(share(keep), "sparsity", f"keep = {keep}", "a fraction in (0, 1]", fix)
+    fix = "set keep = 0.4, for example, to keep 40% of the coordinates"
+    require_values(share(keep), "sparsity", "a fraction in (0, 1]", fix, keep=keep)
 
 
 @dataclass(frozen=True)
 class SparsifyUpdate(Step, kind="sparsify_update"):
-    """Top-k of a client's own update: by magnitude, or by influence |gradient * update| (LUS).
+    """Top-k of a client's own update, by magnitude or by influence |gradient * update| (LUS).
 
-    With per = "tensor" the top share of every tensor is kept, so no layer is dropped.
-    Bound: the norm does not grow, so a client-level bound still holds. The kept entries depend on the data, so the
+    `keep` is the share of entries that stay, of the whole update or, with per = "tensor", of every tensor.
+    Guarantee: the norm does not grow, so a client-level bound still holds. The remaining entries depend on the data, so
     noise is added to ALL coordinates, and record-level plans are refused: one record can change the whole support.
     """
 
@@ -78,7 +78,7 @@ class SparsifyUpdate(Step, kind="sparsify_update"):
 
     def bound(self, before: Bound) -> Bound:
         found = "a client's own top-k under unit record"
-        require(before.unit != "record", "record bound", found, "a step that is Lipschitz", "use PublicMask")
+        require(before.unit != "record", "record bound", found, "a Lipschitz step", "use PublicMask")
         return before
 
     def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
@@ -86,7 +86,7 @@ class SparsifyUpdate(Step, kind="sparsify_update"):
 
 
 def _sizes_sent(public: Public, length: int) -> list[int]:
-    """Return the number of entries of every tensor in a message: all of them, or those of the mask."""
+    """Return the number of entries of each tensor in a message, which a mask may have shortened."""
     if sum(public.tensors) == length:
         return list(public.tensors)
     ends = torch.tensor(public.tensors).cumsum(0)
@@ -98,23 +98,23 @@ def _sizes_sent(public: Public, length: int) -> list[int]:
 
 
 class MaskSource(Part):
-    """Base class of public masks: scores of all coordinates; those with the largest scores are sent."""
+    """Base class of public masks, which score all coordinates; those with the largest scores are sent."""
 
     needs_public_data: ClassVar[bool] = False
 
     def remember(self, before: Tensor | None, mean: Tensor) -> Tensor | None:
-        """Return the argument `released` of `scores` in the next round, given one more released mean [d]."""
+        """Return the argument `released` of `scores` in the next round, from its value `before` and a released mean."""
         return None
 
     @abstractmethod
     @returns(lambda found, part, t, size, *_, **__: tensor(found, (size,), torch.empty(0)))
     def scores(self, t: int, size: int, released: Tensor | None, update: Tensor | None) -> Tensor:
-        """Return one public score per coordinate; those with the largest scores are sent."""
+        """Return one public score per coordinate [size]; coordinates with the largest scores are sent."""
 
 
 @dataclass(frozen=True)
 class RandomMask(MaskSource, kind="random"):
-    """Random public mask, drawn anew by the server in each round (Fed-SMP-rand_k)."""
+    """Random public mask, which the server draws anew in each round (Fed-SMP-rand_k)."""
 
     seed: int = 0
 
@@ -124,7 +124,7 @@ class RandomMask(MaskSource, kind="random"):
 
 @dataclass(frozen=True)
 class PublicDataMask(MaskSource, kind="public_data"):
-    """Mask of the largest entries of an update on the task's PUBLIC records, computed by the server (Fed-SMP-top_k)."""
+    """Public mask of the largest entries of an update that the server computes on PUBLIC records (Fed-SMP-top_k)."""
 
     needs_public_data: ClassVar[bool] = True
 
@@ -135,10 +135,10 @@ class PublicDataMask(MaskSource, kind="public_data"):
 
 @dataclass(frozen=True)
 class ReleasedMask(MaskSource, kind="released"):
-    """Mask of the largest entries of a moving average of released updates; random in the first round.
+    """Public mask of the largest entries of a moving average of released updates; random in the first round.
 
-    A share `explore` of ALL coordinates is drawn at random, so that omitted coordinates can return; a mask that keeps
-    no more than `explore` is refused.
+    A share `explore` of ALL coordinates is drawn at random, so that omitted coordinates can return; it must be below
+    the share of coordinates that are sent.
     """
 
     seed: int = 0
@@ -146,7 +146,7 @@ class ReleasedMask(MaskSource, kind="released"):
     fade: ClassVar[float] = 0.9  # per round
 
     def __post_init__(self) -> None:
-        require(0 <= self.explore < 1, "sparsity", f"explore = {self.explore}", "a fraction in [0, 1)")
+        require_values(0 <= self.explore < 1, "sparsity", "a fraction in [0, 1)", explore=self.explore)
 
     def remember(self, before: Tensor | None, mean: Tensor) -> Tensor | None:
         return mean if before is None else self.fade * before + mean
@@ -163,7 +163,7 @@ class ReleasedMask(MaskSource, kind="released"):
 class PublicMask(Step, kind="public_mask"):
     """Encoding step that sends only the coordinates of a public mask; only these are clipped and noised.
 
-    Bound: dropping coordinates increases no distance, so bounds per client and per record still hold.
+    Guarantee: dropping coordinates increases no distance, so bounds per client and per record still hold.
     """
 
     keep: float
@@ -194,7 +194,7 @@ class PublicMask(Step, kind="public_mask"):
         return before
 
     def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
-        """Return the noise level of the sent coordinates, and 0 for the others."""
+        """Return the noise's standard deviation [d], which is 0 in coordinates that are not sent."""
         assert public.mask is not None
         each = std if isinstance(std, Tensor) else torch.full((len(public.mask),), std, device=public.mask.device)
         return self.decode(each, public)
@@ -204,7 +204,7 @@ class PublicMask(Step, kind="public_mask"):
 class SparsifyMean(Postprocess, kind="sparsify_mean"):
     """Top-k of the noised mean, which is post-processing and has no privacy cost.
 
-    With per = "tensor" the top share of every tensor is kept.
+    `keep` is the share of entries that stay, of the whole mean or, with per = "tensor", of every tensor.
     """
 
     keep: float

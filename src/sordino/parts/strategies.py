@@ -1,7 +1,8 @@
-"""Strategies C of matrix mechanisms: the noise of round t is row t of C^-1 Z. `CorrelatedNoise` calls them.
+"""Strategies C of matrix mechanisms, in which the noise of round t is row t of C^-1 Z. `CorrelatedNoise` calls them.
 
-`step` computes the noise of a round from its fresh Z and a state (`memory`) of earlier noise. The state has bands - 1
-vectors, or one per buffer, or one per level of the tree. The mathematics is in `sordino.accounting.matrix`.
+Z has one row of independent noise per round. `step` computes the noise of a round from its fresh row of Z and a state
+(`memory`) of earlier noise: bands - 1 vectors, or one per buffer, or one per level of the tree. The mathematics is in
+`sordino.accounting.matrix`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sordino.accounting.sensitivity import Floats, Patterns
 from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor, tensors
 from sordino.errors import PlanError
-from sordino.parts.schedules import require
+from sordino.parts.schedules import require, require_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,32 +38,37 @@ def _check_step(found: object, *_: object) -> str:
 
 
 class Strategy(Part):
-    """Base class of strategies: a lower triangular C; the noise of round t is row t of C^-1 Z, Z independent per round.
+    """Base class of strategies: a lower triangular matrix C, by which the noise of round t is row t of C^-1 Z.
 
-    A subclass defines `noise_matrix` and `step`; a `Toeplitz` strategy defines `column` alone. The other methods have
-    defaults that hold for any C, and are overridden if a closed form is faster.
+    Z has one row of independent noise per round, and X one row per round's sum before noise. A subclass defines
+    `noise_matrix` and `step`, or `column` alone if it is `Toeplitz`. The other methods have defaults that hold for any
+    C, and are overridden if a closed form is faster.
     """
 
     @abstractmethod
     def noise_matrix(self, rounds: int) -> Floats:
-        """Return C^-1 [rounds, rounds]: row t is the noise of round t in terms of all Z."""
+        """Return C^-1 [rounds, rounds], the inverse of the strategy's matrix C.
+
+        The noise of round t is the sum of the independent noise draws of all rounds, weighted by row t."""
 
     def sensitivity(self, allowed: Patterns) -> float:
-        """Return an upper bound on the L2 change of C X when one client changes."""
+        """Return an upper bound on the L2 sensitivity of C X to one client, for strategy C and rows X of sums."""
         return _sensitivity(self, allowed)
 
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
-        """Return the noise variance of every model, for Z of variance 1; `work` is the first column of workload A."""
+        """Return the noise variance of every round's model, for independent noise draws of variance 1.
+
+        `work` is the first column of the server's workload matrix; by default a model is the sum of all updates."""
         workload = sensitivity.dense(np.ones(rounds) if work is None else work, rounds)
         return np.asarray(np.sum((workload @ self.noise_matrix(rounds)) ** 2, axis=1))
 
     @property
     def max_column_norm(self) -> float:
-        """Largest norm of a column of C: the change of C X when one client changes in one round."""
+        """Largest norm of a column of the strategy's matrix, which is the sensitivity to a client in one round."""
         return _sensitivity(self, Patterns(LONG, 1))
 
     def noise_std(self, t: int) -> float:
-        """Return the norm of row t of C^-1: the standard deviation of the noise of round t, for Z of variance 1."""
+        """Return the standard deviation of the noise of round t, for independent noise draws of variance 1."""
         return float(np.linalg.norm(self.noise_matrix(t + 1)[t]))
 
     @abstractmethod
@@ -70,26 +76,26 @@ class Strategy(Part):
     def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
         """Return the noise of the next round, and the new noise state, in the precision of `memory`.
 
-        For release `memory` is float64, and so must be every step from fresh noise to the round's noise: noise that
-        was cast to float32 and then scaled lies on another lattice than the public grid, so that the rounded sum
-        reveals the sum without noise.
+        For release `memory` is float64, and every computation from fresh noise to the round's noise must be too: noise
+        that was cast to float32 and then scaled is not on the public grid, so the rounded sum would reveal the clean
+        sum.
         """
 
     def init(self, length: int) -> Memory:
-        """Return the memory before the first round."""
+        """Return the state of earlier noise before the first round."""
         return {}
 
     def fitted(self, allowed: Patterns, work: Callable[[], Floats]) -> Strategy:
-        """Return the strategy optimised for participation patterns and a workload; set coefficients do not change."""
+        """Return the strategy optimised for participation patterns and a workload, if its coefficients are not set."""
         return self
 
     def is_fitted(self, rounds: int) -> bool:
-        """Return whether the coefficients for a run of `rounds` rounds are set."""
+        """Return whether the strategy has coefficients for a run of `rounds` rounds."""
         return True
 
     @property
     def bands(self) -> int | None:
-        """Number of bands: columns of C this many rounds apart do not overlap; None: all columns overlap."""
+        """Number of bands of the strategy's matrix, at which distance columns do not overlap; None if all overlap."""
         return None
 
 
@@ -103,12 +109,12 @@ def _sensitivity(strategy: Strategy, allowed: Patterns) -> float:
 class Toeplitz(Strategy):
     """Base class of Toeplitz strategies C_ts = c_{t-s}; a subclass defines `column` alone.
 
-    n_t = z_t - sum_{j >= 1} c_j n_{t-j}; the state holds the noise n of as many rounds as `column` has entries.
+    The noise is n_t = z_t - sum_{j >= 1} c_j n_{t-j} for fresh noise z_t; the state holds n of earlier rounds.
     """
 
     @abstractmethod
     def column(self, rounds: int) -> Floats:
-        """Return c_0 = 1, c_1, ...: at most `rounds` entries, without zeros at the end."""
+        """Return the first column c_0 = 1, c_1, ... of the strategy's matrix: up to `rounds` entries, no zeros last."""
 
     def sensitivity(self, allowed: Patterns) -> float:
         return sensitivity.toeplitz_sensitivity(self.column(allowed.rounds), allowed)
@@ -117,7 +123,7 @@ class Toeplitz(Strategy):
         return matrix.errors(self.column(rounds), rounds, work)
 
     def inverse(self, rounds: int) -> Floats:
-        """Return the first column of C^-1."""
+        """Return the first column of C^-1, the inverse of the strategy's matrix."""
         return matrix.inverse(self.column(rounds), rounds)
 
     def noise_matrix(self, rounds: int) -> Floats:
@@ -146,7 +152,6 @@ class Toeplitz(Strategy):
 
 @lru_cache(maxsize=32)
 def _row_norms(strategy: Toeplitz, rounds: int) -> Floats:
-    """Return sqrt(r_0^2 + ... + r_t^2) for t < rounds, r the first column of C^-1."""
     return np.asarray(np.sqrt(np.cumsum(strategy.inverse(rounds) ** 2)))
 
 
@@ -169,14 +174,16 @@ class Identity(Toeplitz, kind="identity"):
 
 
 def _check_count(name: str, value: int, most: int = 100_000) -> None:
-    require(1 <= value <= most, "correlated noise", f"{name} = {value}", f"at least 1, and at most {most:,}")
+    needed = f"at least 1, and at most {most:,}"
+    require_values(1 <= value <= most, "correlated noise", needed, **{name: value})
 
 
 @dataclass(frozen=True)
 class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
-    """Buffered linear Toeplitz strategy (BLT, 2024): c_t = sum_j weights_j decays_j^(t-1), one vector per buffer j.
+    """Buffered linear Toeplitz strategy (BLT, 2024): C_{s+t,s} = sum_j weights_j decays_j^(t-1), one buffer per j.
 
-    n_t = z_t - sum_j weights_j s_j, s_j <- decays_j s_j + n_t. `forget` as in `Banded`.
+    The noise is n_t = z_t - sum_j weights_j s_j for fresh noise z_t and buffers s_j <- decays_j s_j + n_t. `forget` is
+    explained in `Banded`.
     """
 
     buffers: int
@@ -189,8 +196,8 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
         _check_forget(self.forget)
         fits = len(self.weights) == len(self.decays) and all(0.0 <= decay <= 1.0 for decay in self.decays)
         fits = fits and all(0.0 <= weight < math.inf for weight in self.weights)
-        needed, fix = "as many weights >= 0 as decays in [0, 1]", "leave weights and decays out"
-        require(fits, "correlated noise", "buffers that do not fall", needed, fix)
+        needed, fix = "as many weights >= 0 as decays in [0, 1]", "drop weights and decays: plan.fitted() finds them"
+        require(fits, "correlated noise", "invalid weights or decays of buffers", needed, fix)
 
     def fitted(self, allowed: Patterns, work: Callable[[], Floats]) -> Strategy:
         if self.weights:
@@ -207,7 +214,7 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
         return matrix.Buffers(self.weights, self.decays).column(rounds)
 
     def inverse(self, rounds: int) -> Floats:
-        """Return the first column r of C^-1: r_t = [t = 0] - sum_j weights_j s_j, s_j <- decays_j s_j + r_t."""
+        # r_t = [t = 0] - sum_j weights_j s_j, s_j <- decays_j s_j + r_t
         weights, decays, found = np.asarray(self.weights), np.asarray(self.decays), np.zeros(rounds)
         held = np.zeros(len(weights))
         for t in range(rounds):
@@ -228,13 +235,12 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
 
 
 def _check_forget(forget: float | None) -> None:
-    fits = forget is None or 0.0 <= forget < 1.0
-    require(fits, "correlated noise", f"forget = {forget}", "a number in [0, 1)", "0: sums; leave it out: 2/T")
+    fits, fix = forget is None or 0.0 <= forget < 1.0, "set 0 to optimise prefix sums, or drop forget for 2 / rounds"
+    require_values(fits, "correlated noise", "a number in [0, 1)", fix, forget=forget)
 
 
 def _rounded(values: Iterable[float]) -> tuple[float, ...]:
-    """Round to the 12 digits that a plan file stores."""
-    return tuple(float(f"{value:.12g}") for value in values)
+    return tuple(float(f"{value:.12g}") for value in values)  # the digits that a plan file stores
 
 
 @dataclass(frozen=True)
@@ -263,9 +269,7 @@ class Tree(Strategy, kind="tree"):
         return {"blocks": torch.zeros(1, length), "at": torch.zeros((), dtype=torch.int64)}
 
     def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
-        """Return the round's noise (the noise of the prefix sum after the round minus that before it), and the new
-        state.
-        """
+        """Return the noise of the prefix sum after the round minus that before it, and the new state."""
         import torch
 
         blocks, at = memory["blocks"].clone(), int(memory["at"])
@@ -288,12 +292,8 @@ def _tree_sensitivity(allowed: Patterns) -> float:
 
 
 class _Banded(Toeplitz):
-    """Base of banded strategies: n_t = z_t - sum_{j=1}^{bands-1} c_j n_{t-j}; the state holds the last rounds' noise.
-
-    The state has one spare row, so that the previous state stays valid. It is float32 in simulation and float64 for
-    release (`CorrelatedNoise.noised`), where the cast below, before `scale`, does nothing.
-    """
-
+    # The state has one spare row, so that the previous state stays valid. It is float32 in simulation and float64 for
+    # release (`CorrelatedNoise.noised`), where the cast in `step`, before `scale`, does nothing.
     width: int
 
     @property
@@ -301,11 +301,11 @@ class _Banded(Toeplitz):
         return self.width
 
     def scale(self, t: int) -> float:
-        """Return the factor by which the recursion's noise n_t is multiplied in round t."""
+        """Return the factor by which the recursively computed noise of round t is multiplied."""
         return 1.0
 
     def row(self, t: int) -> Floats:
-        """Return c_0, c_1, ... of round t: c_j is the weight of the noise of round t - j."""
+        """Return the weights c_0, c_1, ... in round t, where c_j weighs the noise of round t - j."""
         return self.column(LONG)
 
     def init(self, length: int) -> Memory:
@@ -329,7 +329,7 @@ class _Banded(Toeplitz):
 
 @dataclass(frozen=True)
 class BandedSquareRoot(_Banded, kind="banded_square_root"):
-    """Banded square root of the prefix-sum matrix: its first `width` entries, c_j = c_{j-1} (2j-1)/(2j)."""
+    """Banded square root of the prefix-sum matrix: the first `width` bands c_0 = 1, c_j = c_{j-1} (2j-1)/(2j)."""
 
     width: int
 
@@ -344,13 +344,13 @@ class BandedSquareRoot(_Banded, kind="banded_square_root"):
 class Banded(_Banded, kind="banded"):
     """Optimised bands (BandMF, 2023): `width` entries that minimise the models' noise for a run's rounds and server.
 
-    C_ts = (c_{t-s} + sqrt(s / ends) drift_{t-s}) / scale_s. The scales give all columns the same norm, also those cut
-    off by the end of the run: scale_s = ||remaining entries of c + ...|| / ||c||. So the noise of the last rounds is
-    smaller at the same sensitivity, if the bands do not overlap. `forget` is the share of a model's noise that
-    training removes in a round (curvature times step; Koloskova 2023): 0 optimises prefix sums, the default is 2 /
-    rounds. A drift is optimised if `forget` is 0: it removes .6 to 1.3% of the noise of prefix sums, and .2% of the
-    noise with forgetting. The plan stores
-    `coefficients`, `drift` and `ends`, so that noise, certificate and a resumed run use the same numbers.
+    C_ts = (c_{t-s} + sqrt(s / ends) drift_{t-s}) / scale_s, with bands c = `coefficients` that change during the run by
+    `drift`. The scales give all columns the norm ||c||, also those that the end of the run cuts off. So the noise of
+    the last rounds is smaller at the same sensitivity, if the bands do not overlap. `forget` is the share of a model's
+    noise that training removes in a round (curvature times step; Koloskova 2023): 0 optimises prefix sums, the default
+    is 2 / rounds. A drift is optimised if `forget` is 0: it removes .6 to 1.3% of the noise of prefix sums (with
+    forgetting it would remove .2%). The plan stores `coefficients`, `drift` and `ends` = rounds, so that noise,
+    certificate and a resumed run use the same numbers.
     """
 
     width: int
@@ -362,13 +362,13 @@ class Banded(_Banded, kind="banded"):
     def __post_init__(self) -> None:
         _check_count("width", self.width)
         _check_forget(self.forget)
-        first, rule, fix = np.asarray(self.coefficients), "correlated noise", "leave it out"
+        first, rule, fix = np.asarray(self.coefficients), "correlated noise", "drop it: plan.fitted() computes it"
         fits = not len(first) or (len(first) <= self.width and first[0] == 1.0 and bool(np.isfinite(first).all()))
         needed = "at most `width` finite numbers that begin with 1"
-        require(fits, rule, f"{len(first)} coefficients", needed, "leave them out")
-        require(self.ends >= 0, rule, f"ends = {self.ends}", "the rounds of the run", fix)
+        require(fits, rule, f"{len(first)} coefficients", needed, "drop them: plan.fitted() computes them")
+        require_values(self.ends >= 0, rule, "the number of rounds of the run", fix, ends=self.ends)
         fits = len(self.drift) == len(first) and self.drift[:1] == (0.0,) and self.ends > 0
-        needed = "a finite number for each coefficient, that of the first 0, and `ends`"
+        needed = "one finite number per coefficient, of which the first is 0, and `ends` above 0"
         sound = not self.drift or (fits and bool(np.isfinite(self.drift).all()))
         require(sound, rule, f"a drift of {len(self.drift)} numbers", needed, fix)
 
@@ -403,7 +403,8 @@ class Banded(_Banded, kind="banded"):
         if not self.ends:
             return 1.0
         if t >= self.ends:
-            raise PlanError("correlated noise", f"round {t + 1} of a run of {self.ends}", "a plan of as many rounds")
+            found = f"round {t + 1}, with noise bands for {self.ends} rounds"
+            raise PlanError("correlated noise", found, "bands for all rounds", "drop ends, and call plan.fitted()")
         first = np.asarray(self.coefficients)
         whole = first + np.sqrt(t / self.ends) * np.asarray(self.drift) if self.drift else first
         return float(np.linalg.norm(whole[: self.ends - t]) / np.linalg.norm(first))
@@ -412,14 +413,12 @@ class Banded(_Banded, kind="banded"):
         return np.array([self.scale(t) for t in range(rounds)])
 
     def _columns(self, rounds: int) -> Floats:
-        """Return [rounds, bands]: each column of C from the diagonal down, before scaling."""
+        # [rounds, bands]: each column of C from the diagonal down, before scaling
         drift = np.asarray(self.drift) if self.drift else np.zeros(len(self.coefficients))
         return matrix.columns(np.asarray(self.coefficients), drift, rounds, self.ends)
 
     def sensitivity(self, allowed: Patterns) -> float:
-        """Return sqrt(rounds of one client) ||c|| if the bands do not overlap; this holds also if the run ends
-        early.
-        """
+        """Return the L2 sensitivity: sqrt(k) ||coefficients|| for k rounds of one client if bands do not overlap."""
         if not self.ends:
             return super().sensitivity(allowed)
         if len(self.coefficients) <= allowed.min_separation:

@@ -32,10 +32,11 @@ RECIPES: dict[str, Callable[..., Plan]] = {recipe.__name__: recipe for recipe in
 
 
 def add_recipe(function: Callable[..., Plan]) -> Callable[..., Plan]:
-    """Register a recipe under the function's name: keyword arguments with declared types, a `Plan` returned."""
+    """Register a function as a recipe under its name; it has typed keyword arguments and returns a `Plan`."""
     name = function.__name__
     known = RECIPES.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (function.__module__, function.__qualname__):
-        raise ConfigError(f"a second recipe {name!r}", "a name that no other recipe has", f"{known.__module__} has it")
+        fix = f"rename it: {known.__module__} has registered this name"
+        raise ConfigError(f"a second recipe {name!r}", "a name that no other recipe has", fix)
     RECIPES[name] = function
     return function

@@ -40,7 +40,7 @@ class Rounds(TypedDict, total=False):
 
 
 class Messages(Rounds, total=False):
-    """Arguments of a recipe whose clients send one clipped message each: `Rounds`, the sampler and the noise."""
+    """Arguments of a recipe whose clients send one clipped message each: those of `Rounds`, the sampler, the noise."""
 
     clients: Required[Sampler]
     noise_multiplier: float | None
@@ -48,7 +48,7 @@ class Messages(Rounds, total=False):
 
 
 class LocalWork(TypedDict, total=False):
-    """Arguments of local SGD."""
+    """Arguments of recipes for the local SGD of clients."""
 
     lr: Required[float | Schedule]
     epochs: int
@@ -62,7 +62,7 @@ class Federated(Messages, LocalWork, total=False):
 
 
 class Correlated(Rounds, LocalWork, total=False):
-    """Arguments of a federated recipe that chooses its sampler and its correlated noise."""
+    """Arguments of a federated recipe with correlated noise, except its sampler and its noise."""
 
     gradient: Gradient
 
@@ -91,7 +91,7 @@ class Silos(TypedDict, total=False):
 
 
 def shares(**usual: Any) -> Callable[[Callable[P, Plan]], Callable[P, Plan]]:
-    """Write a recipe's shared arguments into its signature, with the defaults `usual`, else `DEFAULTS`.
+    """Return a decorator that writes a recipe's shared arguments into its signature, with defaults `usual` first.
 
     Configuration files, reference pages and `help()` read all arguments of a recipe from that signature.
     """
@@ -123,7 +123,7 @@ def plan_of(
     encode: tuple[Step, ...] = (),
     noise: Callable[[Mechanism], Release] = CentralNoise,
 ) -> Plan:
-    """Return the fitted plan of a local solver, its encode steps and a recipe's shared arguments.
+    """Return the plan of a local solver, encode steps and a recipe's shared arguments, with its noise strategy fitted.
 
     A `noise_multiplier` means Gaussian noise in the release `noise`, 0 means no noise; else `release` is used.
     """
@@ -131,15 +131,14 @@ def plan_of(
     multiplier, release, denoiser = given["noise_multiplier"], given["release"], given["denoiser"]
     if (multiplier is None) == (release is None):
         found = "neither a noise multiplier nor a release" if release is None else "a noise multiplier and a release"
-        raise ConfigError(found, "exactly one of the two", "drop noise_multiplier: the release has its own")
+        fix = "set noise_multiplier" if release is None else "drop noise_multiplier: the release has its own"
+        raise ConfigError(found, "exactly one of the two", fix)
     if release is None:
         release = noise(Gaussian(multiplier)) if multiplier else NoNoise()
-    post, rounds, clients = (denoiser,) if denoiser else (), given["rounds"], given["clients"]
-    plan = Plan(
-        rounds=rounds, clients=clients, local=local, encode=encode, release=release, postprocess=post,
-        server=given["server"],
-    )  # fmt: skip
-    return plan.fitted() if release.correlated else plan
+    return Plan(
+        rounds=given["rounds"], clients=given["clients"], local=local, encode=encode, release=release,
+        postprocess=(denoiser,) if denoiser else (), server=given["server"],
+    ).fitted()  # fmt: skip
 
 
 def federated(
@@ -150,7 +149,7 @@ def federated(
     noise: Callable[[Mechanism], Release] = CentralNoise,
     **shared: Unpack[Federated],
 ) -> Plan:
-    """Return the plan of clients that run local SGD and send an update, sparsified if asked, and clipped."""
+    """Return the plan of clients that run local SGD and send a clipped update, after an optional `sparsify` step."""
     given: dict[str, Any] = {**DEFAULTS, **shared}
     decay, momentum = given["weight_decay"], given["momentum"]
     local = LocalSgd(given["lr"], given["epochs"], None, given["batch"], momentum, decay, project, gradient)

@@ -1,7 +1,7 @@
-"""Recipes whose privacy unit is a client: baselines, and the methods of papers 000, 002 and 003.
+"""Recipes whose privacy unit is a client; configuration files and scripts call them.
 
 DP-FedAvg (McMahan et al. 2018), SCAFFOLD (Karimireddy et al. 2020), DP-FTRL (Kairouz 2021), BandMF (Choquette-Choo
-2023); DP-Fed-LS (paper 000), DP-FedSAM and the methods it is compared with (paper 003), client-side noise (paper 002).
+2023), DP-Fed-LS (paper 000 of docs/papers.md), client-side noise (002), DP-FedSAM and its baselines (003).
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from sordino.plan import Plan
 from sordino.recipes.arguments import Correlated, Federated, Messages, federated, plan_of, shares
 
 USUAL: dict[str, Any] = {"momentum": 0.5, "weight_decay": 5e-4}  # of all methods in paper 003
-NOISE_GROWTH = {"laplace": 2.0, "gaussian": 1.0}  # z: the noise variance grows like rounds^z
+NOISE_GROWTH = {"laplace": 2.0, "gaussian": 1.0}  # z, where the noise variance grows like rounds^z
 
 
 @shares()
 def dp_fed_avg(*, gradient: Gradient = Plain(), **shared: Unpack[Federated]) -> Plan:
     """DP-FedAvg: w <- w - server step of (sum_i clip(w - w_i, C) + N(0, (z C)^2)) / expected cohort.
 
-    C is the clip norm, z the noise multiplier. `server` may be FedAdam, FedYogi or FedAdagrad, `gradient` FedProx.
+    w_i is the model of client i after local SGD from w, C the clip norm and z the noise multiplier. `server` may be
+    FedAdam, FedYogi or FedAdagrad, `gradient` FedProx.
     """
     return federated(gradient=gradient, **shared)
 
@@ -40,10 +41,10 @@ def dp_fed_avg(*, gradient: Gradient = Plain(), **shared: Unpack[Federated]) -> 
 def dp_ftrl(
     *, clients: Sampler, noise_multiplier: float, strategy: Strategy = BufferedToeplitz(3), **work: Unpack[Correlated]
 ) -> Plan:
-    """DP-FTRL: w <- w - server step of (sum_i clip(w - w_i, clip norm) + z * clip norm * (row t of C^-1 Z)) / expected.
+    """DP-FTRL: DP-FedAvg in which the noise of round t is row t of C^-1 Z, with Z ~ N(0, (z * clip norm)^2).
 
-    The noise is correlated. With the samplers roundrobin or min_separation nothing is amplified, and cohorts may be
-    public; with kept_bins each client's bin is secret, which amplifies.
+    C is the matrix of `strategy` and z the noise multiplier. With the samplers roundrobin and min_separation nothing is
+    amplified, and cohorts may be public; with kept_bins each client's bin is secret, which amplifies.
     """
 
     def correlated(noise: Mechanism) -> CorrelatedNoise:
@@ -62,10 +63,11 @@ def band_mf(
     bands: int | None = None,
     **work: Unpack[Correlated],
 ) -> Plan:
-    """BandMF: w <- w - server step of (sum_i clip(w - w_i, clip norm) + z * clip norm * (row t of C^-1 Z)) / cohort.
+    """BandMF: DP-FedAvg in which the noise of round t is row t of C^-1 Z, with Z ~ N(0, (z * clip norm)^2).
 
-    Groups of clients take turns; each client of the round's group is sampled secretly, `cohort` of them on average,
-    which amplifies privacy. C has `bands` optimised bands, at most (and by default) as many as groups.
+    z is the noise multiplier. Groups of clients take turns; each client of the round's group is sampled secretly,
+    `cohort` of them on average, which amplifies privacy. C has `bands` optimised bands, at most (and by default) as
+    many as groups.
     """
     clients = CyclicPoisson(population, groups, cohort * groups / population)
     strategy = Banded(groups if bands is None else bands)
@@ -74,8 +76,11 @@ def band_mf(
 
 @shares()
 def scaffold(*, lr: float | Schedule, steps: int = 5, batch: int | None = None, **shared: Unpack[Messages]) -> Plan:
-    """SCAFFOLD with DP: the noised mean has two halves; w <- w - server step of the first, c <- c - rate / (steps lr) *
-    second, mean = (sum_i clip((w - w_i, steps lr (c_i - c_i')), C) + N(0, (z C)^2)) / expected, C the clip norm.
+    """SCAFFOLD with DP: clients send clip((w - w_i, steps lr (c_i - c_i')), C) under noise N(0, (z C)^2).
+
+    w_i is the model of client i after local SGD from w, with control variate c_i before and c_i' after; C is the clip
+    norm and z the noise multiplier. The server steps by the first half of the noised mean, and c <- c - rate /
+    (steps lr) * second half, rate the expected share of clients in a round.
     """
     return plan_of(Scaffold(lr=lr, steps=steps, batch=batch), {**shared}, (Clip(shared["clip_norm"]),))
 
@@ -85,10 +90,10 @@ def scaffold(*, lr: float | Schedule, steps: int = 5, batch: int | None = None, 
 
 @shares(denoiser=WhenNoisy(LaplacianSmoothing(1.0)))
 def dp_fed_ls(**shared: Unpack[Federated]) -> Plan:
-    """DP-Fed-LS: w <- w - A^-1 (sum_i clip(w - w_i, C) + N(0, (z C)^2)) / expected, C the clip norm, z the multiplier.
+    """DP-Fed-LS: w <- w - A^-1 (sum_i clip(w - w_i, C) + N(0, (z C)^2)) / expected cohort, A = I + strength * L.
 
     Clients project w_i - w on the ball after every step (Algorithm 1); A = I + strength * L. By default a round is
-    smoothed if its noise-to-signal ratio z sqrt(d) / S is above 15, where smoothing helps; LaplacianSmoothing(1.0)
+    smoothed if its noise-to-signal ratio z sqrt(d) / S is above 18, where smoothing helps; LaplacianSmoothing(1.0)
     always smooths. Another `denoiser` replaces it (Table 6); `order` sets how convolutions are flattened (Table 5).
     """
     return federated(project=True, **shared)
@@ -101,7 +106,8 @@ def dp_fed_ls(**shared: Unpack[Federated]) -> Plan:
 def dp_fed_sam(*, rho: float = 0.5, adaptive: bool = False, **shared: Unpack[Federated]) -> Plan:
     """DP-FedSAM: DP-FedAvg whose local steps follow the sharpness-aware gradient grad f(w + rho g / ||g||).
 
-    `denoiser` = SparsifyMean(keep) adds a top-k of the noised mean, which is a sound form of the paper's top-k.
+    g is the gradient of the local loss f at w. `denoiser` = SparsifyMean(keep) adds a top-k of the noised mean, which
+    is a sound form of the paper's top-k.
     """
     return federated(gradient=Sam(rho, adaptive), **shared)
 
@@ -114,24 +120,28 @@ def dp_fed_sam_top_k(
     adaptive: bool = False,
     **shared: Unpack[Federated],
 ) -> Plan:
-    """DP-FedSAM-top_k in a sound form: DP-FedSAM that keeps a share of the coordinates.
+    """DP-FedSAM-top_k in a sound form: DP-FedSAM that sends or keeps a share of the coordinates.
 
-    PublicMask: a mask computed from earlier releases, with noise on the mask only. SparsifyUpdate: each client's own
-    top-k before the clip, with noise on all coordinates. The published form also masks the noise, which is unsound
-    (`MaskedNoise`).
+    `sparsify` = PublicMask sends the coordinates of a mask computed from earlier releases, and noises these alone.
+    SparsifyUpdate takes each client's own top-k before the clip, and noises all coordinates. The published form also
+    masks the noise, which is unsound (`MaskedNoise`).
     """
     return federated(gradient=Sam(rho, adaptive), sparsify=sparsify, **shared)
 
 
 @shares(**USUAL)
 def fed_smp(*, mask: MaskSource = RandomMask(), keep: float = 0.4, **shared: Unpack[Federated]) -> Plan:
-    """Fed-SMP (Hu et al. 2022): one public mask per round for all; random (rand_k), or top-k on public data (top_k)."""
+    """Fed-SMP (Hu et al. 2022): DP-FedAvg in which all clients send the coordinates of one public mask per round.
+
+    The mask is random (rand_k), or has the largest entries of an update on public data (top_k)."""
     return federated(sparsify=PublicMask(keep, mask), **shared)
 
 
 @shares(**USUAL)
 def blur(*, strength: float = 0.1, sparsify: Step | None = None, **shared: Unpack[Federated]) -> Plan:
-    """BLUR (Cheng et al. 2022): a penalty outside of the clip ball; SparsifyUpdate adds LUS, a client's own top-k."""
+    """BLUR (Cheng et al. 2022): DP-FedAvg with a local penalty on updates longer than the clip norm.
+
+    `sparsify` = SparsifyUpdate adds LUS, a client's own top-k."""
     return federated(gradient=Blur(strength), sparsify=sparsify, **shared)
 
 
@@ -139,12 +149,12 @@ def blur(*, strength: float = 0.1, sparsify: Step | None = None, **shared: Unpac
 
 
 def local_steps(total: int, mechanism: str) -> int:
-    """Return the number of local steps E = total^(z/(z+1)), rounded: total^(2/3) for Laplace, total^(1/2) for Gaussian
-    noise.
+    """Return the best number of local steps E, T^(2/3) for Laplace and T^(1/2) for Gaussian noise, T = `total` steps.
 
-    E minimises the bound E^2/T + E^(1-z) T^(z-1) for z > 1, T = total. At z = 1 the second term does not depend on E:
-    T^(1/2) is then the largest number of local steps (fewest rounds) that keeps the order of the bound. Below 1 (no
-    mechanism here) one step is best, contrary to the paper. Paper 002, Theorems 4 and 5.
+    E = T^(z/(z+1)) minimises the bound E^2/T + E^(1-z) T^(z-1) for z > 1, where the noise variance grows like rounds^z.
+    At z = 1 the second term does not depend on E: T^(1/2) is then the largest number of local steps (fewest rounds)
+    with that order of the bound. Below 1 (no mechanism here) one step is best, contrary to the paper
+    (002 of docs/papers.md, Theorems 4 and 5).
     """
     z = NOISE_GROWTH[mechanism]
     return max(1, round(math.pow(total, z / (z + 1))))
@@ -161,14 +171,14 @@ def client_side_fed_avg(
     mechanism: Mechanism,
     turns_seed: int | None = None,
 ) -> Plan:
-    """Client-side DP-FedAvg: `steps` full-batch steps with clipped gradients, then noise on the upload; public cohorts.
+    """Client-side DP-FedAvg: each client takes `steps` full-batch steps with clipped gradients and noises its upload.
 
-    An update is at most lr * steps * clip norm long (L1 for Laplace, L2 for Gaussian), so that is the clip norm of the
+    An update is at most lr * steps * clip_norm long (L1 for Laplace, L2 for Gaussian), which is the clip norm of the
     whole message; replacing a client's data changes it by twice that (the paper counts it once). With a `PerStep` lr
-    (Theorem 3) lr * steps is the sum over the round's steps. `turns_seed` shuffles the public order of the clients.
+    (Theorem 3) lr * steps is the sum over the round's steps. Cohorts are public; `turns_seed` shuffles their order.
     """
-    way = Travelled(lr.schedule, steps) if isinstance(lr, PerStep) else None
-    clip = Clip(scaled(way or lr, clip_norm if way else steps * clip_norm), mechanism.norm)
+    total = Travelled(lr.schedule, steps) if isinstance(lr, PerStep) else None
+    clip = Clip(scaled(total or lr, clip_norm if total else steps * clip_norm), mechanism.norm)
     local = LocalSgd(lr=lr, steps=steps, gradient=Bounded(clip_norm, mechanism.norm))
     clients, release = RoundRobin(population, cohort, turns_seed), LocalNoise(mechanism)
     return Plan(rounds=rounds, clients=clients, local=local, encode=(clip,), release=release, server=Sgd())

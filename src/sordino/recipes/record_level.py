@@ -1,6 +1,7 @@
-"""Recipes whose privacy unit is a record: silos without a trusted server (paper 001), and DP-SGD with one data holder.
+"""Recipes whose privacy unit is a record: silos without a trusted server, and DP-SGD with one data holder.
 
-Paper 001: every silo clips records, noises and sends its own gradient. Paper 004: DP-LSSGD and DP-LSAdam.
+Configuration files and scripts call them. Silos that noise their own gradients are paper 001 of docs/papers.md,
+DP-LSSGD and DP-LSAdam paper 004.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sordino.recipes.arguments import DEFAULTS, Silos, SingleSilo, plan_of, shar
 
 
 def silos(server: ServerOptimizer, **shared: Unpack[Silos]) -> Plan:
-    """Return the plan of silos that send clipped gradients; a noise multiplier is noise that every silo adds."""
+    """Return the plan of silos that send sums of clipped record gradients; with a noise multiplier each adds noise."""
     given: dict[str, Any] = {**DEFAULTS, **shared, "server": server}
     local = BatchGradient(given["records"], given["clip_norm"], gradient=given["gradient"])
     return plan_of(local, given, noise=LocalNoise)
@@ -41,19 +42,19 @@ def noisy_minibatch_sgd(
     average: Average | None = None,
     **shared: Unpack[Silos],
 ) -> Plan:
-    """Noisy minibatch SGD: w <- P(w - lr / M sum_i (sum_j clip(g_ij, C) + N(0, (z_i C)^2)) / batch), M silos, clip
-    norm C.
+    """Noisy minibatch SGD: w <- P(w - lr / M sum_i (sum_j clip(g_ij, C) + N(0, (z_i C)^2)) / batch) over M silos i.
 
-    P projects on a ball around the initial model; `average` returns an average of the models; `weight_decay`
-    regularises. By default every silo adds noise; other choices are the `release` ShuffledNoise, NoiseShares,
-    CentralNoise, or LocalNoise with a noise multiplier per silo. `gradient` = Moreau(beta) smooths a non-smooth loss.
+    g_ij is the gradient of record j of silo i, C the clip norm, z_i the silo's noise multiplier; P projects on the L2
+    ball of radius `ball` around the initial model. `average` returns an average of the models. By default every silo
+    adds noise; other choices are the `release` ShuffledNoise, NoiseShares, CentralNoise, or LocalNoise with a noise
+    multiplier per silo. `gradient` = Moreau(beta) smooths a non-smooth loss.
     """
     return silos(Sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, ball=ball, average=average), **shared)
 
 
 @shares()
 def accelerated_minibatch_sgd(*, v: float, mu: float = 0.0, ball: float | None = None, **shared: Unpack[Silos]) -> Plan:
-    """Accelerated noisy minibatch SGD (AC-SA) with alpha_r = 2 / (r + 1), eta_r = 4 v / (r (r + 1)) in round r."""
+    """Accelerated noisy minibatch SGD: every silo noises its gradient, and the server is `Accelerated` (AC-SA)."""
     return silos(Accelerated(v=v, mu=mu, ball=ball), **shared)
 
 
@@ -68,8 +69,9 @@ def noisy_local_sgd(
     steps: int,
     noise_multipliers: tuple[float, ...] = (),
 ) -> Plan:
-    """Noisy local SGD: w <- mean of w_i; `steps` times in a silo w_i <- w_i - lr / batch (sum_j clip(g_ij) + N(0,
-    (z_i C)^2)).
+    """Noisy local SGD: silos run `steps` steps w_i <- w_i - lr / batch (sum_j clip(g_ij, C) + N(0, (z_i C)^2)).
+
+    g_ij is the gradient of record j of silo i, C the clip norm, z_i the noise multiplier; the server averages the w_i.
     """
     local = NoisyLocalSgd(records, clip_norm, noise_multiplier, lr, steps, noise_multipliers)
     return Plan(rounds=rounds, clients=clients, local=local, release=Forward(), server=Sgd())
@@ -90,11 +92,10 @@ def silo(
 ) -> Plan:
     """Full-batch gradient descent of silos that trust neither the server nor each other, each with its own epsilon.
 
-    All records are read in every round (less noise than random batches under the same relation); the server has
-    momentum, and its step size falls linearly to `final` times its start. `epsilons` and `deltas` have one entry per
-    silo, or one for all; a delta defaults to min(size^-1.1, 1e-3) of its silo. Neighbours replace one record, and
-    messages may be public. Histograms of columns that are released before the first round (`prepare`) are part of each
-    epsilon.
+    All records are read in every round (less noise than random batches under the same relation); the server's step size
+    falls linearly to `final` times its start. `epsilons` and `deltas` have one entry per silo, or one for all; a delta
+    defaults to min(size^-1.1, 1e-3) of its silo. Neighbours replace one record, and messages may be public. Histograms
+    of columns that are released before the first round (`prepare`) are part of each epsilon.
     """
     step = lr * (1 - momentum)
     server = Sgd(lr=Linear(step, final * step, rounds), momentum=momentum, ball=ball)
@@ -109,7 +110,8 @@ def budgets(sizes: Sequence[int], epsilons: Sequence[float], deltas: Sequence[fl
     each = [values if len(values) > 1 else [*values] * len(sizes) for values in (epsilons, chosen)]
     for values, name in zip(each, ("epsilons", "deltas"), strict=True):
         if len(values) != len(sizes):
-            raise ConfigError(f"{len(values)} {name} for {len(sizes)} silos", "one entry per silo, or one for all")
+            found, needed = f"{len(values)} {name} for {len(sizes)} silos", "one entry per silo, or one for all"
+            raise ConfigError(found, needed, f"change the number of {name}")
     return [Budget(epsilon, delta) for epsilon, delta in zip(*each, strict=True)]
 
 
@@ -131,10 +133,11 @@ def dp_sgd(
     average: Average | None = None,
     **shared: Unpack[SingleSilo],
 ) -> Plan:
-    """DP-SGD (Abadi et al. 2016): w <- w - lr (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch, C the clip norm.
+    """DP-SGD (Abadi et al. 2016): w <- w - lr (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch.
 
-    `records` draws the batches: PoissonRecords(batch, (n,)) takes each of n records with probability batch / n. With
-    RecordsInTurn (fixed cyclic batches) `release` may be CorrelatedNoise; nothing is amplified then.
+    g_j is the gradient of record j, C the clip norm, z the noise multiplier. `records` draws the batches:
+    PoissonRecords(batch, (n,)) takes each of n records with probability batch / n. With RecordsInTurn (fixed cyclic
+    batches) `release` may be CorrelatedNoise; nothing is amplified then.
     """
     return single_silo(Sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, average=average), **shared)
 
@@ -148,9 +151,10 @@ def dp_ls_sgd(
     average: Average | None = None,
     **shared: Unpack[SingleSilo],
 ) -> Plan:
-    """DP-LSSGD: w <- w - lr A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch, C the clip norm.
+    """DP-LSSGD: w <- w - lr A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch, A = I + strength * L.
 
-    A = I + strength * L, L the Laplacian of a cycle; this smoothing is post-processing, so it has no privacy cost.
+    g_j is the gradient of record j, C the clip norm, z the noise multiplier, L the Laplacian of a cycle. Smoothing by
+    A^-1 is post-processing, so it has no privacy cost.
     """
     return dp_sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, average=average, **shared)
 
@@ -159,9 +163,9 @@ def dp_ls_sgd(
 def dp_adam(
     *, lr: float | Schedule, beta1: float = 0.9, beta2: float = 0.999, floor: float = 1e-8, **shared: Unpack[SingleSilo]
 ) -> Plan:
-    """DP-Adam: Adam on the noised gradient (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch, C the clip norm.
+    """DP-Adam: Adam on the noised gradient (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch.
 
-    `floor` (Adam's epsilon) is added to the root of the second moment.
+    g_j is the gradient of record j, C the clip norm, z the noise multiplier; `floor` is Adam's epsilon.
     """
     return single_silo(Adam(lr, beta1, beta2, floor), **shared)
 
@@ -172,6 +176,7 @@ def dp_ls_adam(
 ) -> Plan:
     """DP-LSAdam: Adam on the smoothed noised gradient A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch.
 
-    A = I + strength * L, L the Laplacian of a cycle; C is the clip norm.
+    A = I + strength * L, L the Laplacian of a cycle; g_j is the gradient of record j, C the clip norm, z the noise
+    multiplier, and `floor` is Adam's epsilon.
     """
     return dp_adam(lr=lr, beta1=beta1, beta2=beta2, floor=floor, **shared)

@@ -1,4 +1,4 @@
-"""Example files of all recipes, each of which runs on bundled data; called by `sordino recipes show` and the docs."""
+"""Example configuration files of all recipes, on bundled data. `sordino recipes show` and the docs call this module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sordino.recipes import RECIPES
 
 @dataclass(frozen=True)
 class Starter:
-    """Values of an example file: its `[task]`, and the recipe arguments that differ from their defaults."""
+    """Values of an example configuration file: its section [task], and arguments of the recipe."""
 
     task: str
     values: dict[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ CHOSEN = ("epochs", "steps", "batch", "noise_multiplier")  # written to the file
 
 
 def example(name: str) -> str:
-    """Return a configuration file that runs: required arguments with sample values, the others with defaults."""
+    """Return an example configuration file of a recipe, with sample values for required arguments."""
     chosen, lines = STARTERS.get(name, MANY), [f'name = "{name}"']
     for p in inspect.signature(RECIPES[name]).parameters.values():
         if p.default is p.empty or (p.name in CHOSEN and p.name in chosen.values):
@@ -76,7 +76,7 @@ def example(name: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Return a value as TOML; for a part its kind and the fields that differ from their defaults."""
+    """Return a value as TOML text; a part is written as its kind and the fields that differ from their defaults."""
     if not isinstance(value, Part):
         return json.dumps(value)
     keys: dict[str, Any] = {}

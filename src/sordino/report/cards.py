@@ -32,7 +32,7 @@ Certificate = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Facts of a deployment that only the curator knows, read from a TOML file with these keys."""
+    """Facts of a deployment that only its curator knows, read from a TOML file with these keys."""
 
     name: str = OPEN
     curators: tuple[str, ...] = (OPEN,)
@@ -52,7 +52,7 @@ class About:
         try:
             date.fromisoformat(self.published)
         except ValueError:
-            raise ConfigError(f"published = {self.published!r}", "a date as 2026-01-31") from None
+            raise ConfigError(f"published = {self.published!r}", "a date", 'write it as "2026-01-31"') from None
 
     @property
     def open(self) -> list[str]:
@@ -61,7 +61,7 @@ class About:
 
 
 def to_yaml(data: dict[str, Any]) -> str:
-    """Return a table as YAML without folded lines; text of several lines is written as a block."""
+    """Return a dict as YAML without folded lines; text of several lines becomes a block."""
 
     class BlockDumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML states no types
         def represent_str(self, text: str) -> Any:
@@ -78,7 +78,7 @@ ASKED = {  # headings of Article 35(7) GDPR, and what only people know under eac
     "Purpose and legal basis": ("the purpose of the processing", "the legal basis (Articles 6 and 9 GDPR)"),
     "Necessity and proportionality": (
         "why this model is needed, and why less data would not do",
-        "how subjects are told",
+        "how data subjects are informed",
     ),
     "Risks to the persons": ("how severe it would be for a person if it were known that they are in the data",),
     "Measures and sign-off": ("who may start runs and raise limits", "data protection officer's opinion, name, date"),
@@ -86,13 +86,14 @@ ASKED = {  # headings of Article 35(7) GDPR, and what only people know under eac
 
 
 def dpia(made: Certificate, explained: dict[str, Any], columns: list[str], policies: dict[str, dict[str, Any]]) -> str:
-    """Return a draft of a data protection impact assessment: what a run knows, and marked blanks for what people know.
+    """Return a draft of a data protection impact assessment (Article 35 GDPR) in Markdown.
 
-    `columns` are those that the model reads; `policies` are the tables of silos' policy.toml, by data set.
+    Facts come from the certificate `made`; everything else is a marked blank. `columns` are the columns that the model
+    reads; `policies` are the contents of silos' policy.toml, by data set.
     """
     purpose, needed, risks, measures = ASKED
     blanks = {head: "\n".join(f"- {BLANK.format(what)}" for what in asked) for head, asked in ASKED.items()}
-    said = made["statement"]
+    terms = made["statement"]
     policy_rows = []
     for name, table in policies.items():
         texts = [table.get(key) or BLANK.format(key) for key in ("purpose", "retention")]
@@ -101,15 +102,15 @@ def dpia(made: Certificate, explained: dict[str, Any], columns: list[str], polic
     head = ["| data set | purpose | retention | limit of epsilon | policy expires |", "|---|---|---|---|---|"]
     about = "\n".join([*head, *policy_rows]) if policies else f"- {BLANK.format('retention of data and of the model')}"
     read = ", ".join(f"`{name}`" for name in columns) or BLANK.format("which fields of a record the model reads")
-    subject = f"- data subject: {said['data_subject']}\n- unit of privacy: {said['unit_of_privacy']}"
+    subject = f"- data subject: {terms['data_subject']}\n- unit of privacy: {terms['unit_of_privacy']}"
     parts = [
         "# Data protection impact assessment: a draft",
-        f"Facts are those of the certificate of plan `{made['plan_sha256'][:16]}`; what is marked **[ ]** people know.",
+        f"Facts are from the certificate of plan `{made['plan_sha256'][:16]}`; fill in everything marked **[ ]**.",
         *([] if made["noise"]["mode"] == "secure" else [WARNING]),
         f"## {purpose}\n\n{blanks[purpose]}\n\n{about}",
         f"## Description of the processing\n\n{subject}\n- columns that the model reads: {read}\n"
-        f"- who adds the noise: {said['data_curator']}\n- who receives results: {said['data_consumer']}\n"
-        f"- not protected: {said['not_protected']}\n- other releases of the data: {said['other_releases']}",
+        f"- who adds the noise: {terms['data_curator']}\n- who receives results: {terms['data_consumer']}\n"
+        f"- not protected: {terms['not_protected']}\n- other releases of the data: {terms['other_releases']}",
         f"## {needed}\n\n{blanks[needed]}",
         f"## {risks}\n\n{_guarantee(made)}\n\n{_epsilons(made)}\n\n{page(explained)}\n\n{blanks[risks]}",
         "## What is not covered\n\n" + "\n".join(f"- {text}" for text in made["not_covered"]),
@@ -121,23 +122,20 @@ def dpia(made: Certificate, explained: dict[str, Any], columns: list[str], polic
 
 
 def _epsilons(made: Certificate) -> str:
-    """Return a table of epsilon and delta of every silo, for the adversary who sees most."""
     line = made["adversaries"][-1]
     entries = [(silo, one) for one in line.get("silos", []) for silo in one["silos"]]
     if not entries:
         return ""
     names = made["silos"]
-    rows = [
-        f"| {names[silo] if names else silo} | {_bound(one)} |" for silo, one in sorted(entries, key=lambda e: e[0])
-    ]
-    return "\n".join(
-        [f"Against an adversary who {line['description']}:", "", "| silo | guarantee |", "|---|---|", *rows]
-    )
+    entries.sort(key=lambda entry: entry[0])
+    rows = [f"| {names[silo] if names else silo} | {_bound(one)} |" for silo, one in entries]
+    head = [f"Against an adversary who {line['description']}:", "", "| silo | guarantee |", "|---|---|"]
+    return "\n".join([*head, *rows])
 
 
 # ---- model card
 def model_card(made: Certificate, explained: dict[str, Any], about: About, dataset: str) -> str:
-    """Return the README.md of a model: YAML metadata, then certificate and curator's text as Markdown."""
+    """Return a Hugging Face model card: YAML metadata, then certificate and the curator's text as Markdown."""
     parts = [
         f"# {about.name}",
         about.description,
@@ -187,7 +185,7 @@ def _bound(line: dict[str, Any]) -> str:
 
 # ---- registry entry
 def registry_entry(made: Certificate, about: About) -> dict[str, Any]:
-    """Return the entry for OpenDP's registry; refuse a run without a guarantee or with repeatable noise."""
+    """Return a run's entry for OpenDP's registry; refuse a run without a guarantee or with repeatable noise."""
     if made["epsilon"] is None:
         raise ConfigError("a run without a guarantee", "a run with a finite epsilon", "run a plan that adds noise")
     if made["noise"]["mode"] != "secure":

@@ -1,4 +1,4 @@
-"""Charts of the report, made from the data of `sordino report --json`; called by the page and `Result.plot`."""
+"""Charts of the report, made from the data of `sordino report --json`. Called by report/page.py and `Result.plot`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from sordino.accounting.rounding import atleast, upto
 from sordino.data.metrics import SHARES
 from sordino.report.figures import MAX_LEGEND, MAX_SERIES, Axis, Bars, Chart, Series
-from sordino.report.text_table import Estimate, is_number
+from sordino.report.text_table import Estimate, is_number, mean_curve
 
 Run = dict[str, Any]
 ADVERSARY_WORDS = {"models": "released models", "cohort": "also who took part", "messages": "every message"}
@@ -26,19 +26,19 @@ def _first_of(count: int) -> str:
 
 
 def _runs_by_setting(found: dict[str, Any]) -> list[tuple[str, list[Run]]]:
-    known = {run["name"]: run for run in found["runs"]}
-    return [(row["name"], [known[name] for name in row["runs"]]) for row in found["comparison"]["rows"]]
+    by_name = {run["name"]: run for run in found["runs"]}
+    return [(row["name"], [by_name[name] for name in row["runs"]]) for row in found["comparison"]["rows"]]
 
 
 def one_of_each(found: dict[str, Any]) -> list[Run]:
-    """Return the run with the largest epsilon of every setting, labelled with the setting's name."""
+    """Return one run of every setting, that with the largest epsilon, under the setting's name."""
     groups = _runs_by_setting(found)
     return [{**max(runs, key=lambda run: run["answer"]["epsilon"] or math.inf), "name": name} for name, runs in groups]
 
 
 # ---- metrics
 def metrics(found: dict[str, Any]) -> list[Chart]:
-    """Chart each metric by round, one line per setting: the mean over seeds, with a band for its 95% interval."""
+    """Return a chart of every metric by round: for each setting the mean over seeds, with a 95% band."""
     settings = _runs_by_setting(found)
     names = dict.fromkeys(name for run in found["runs"] for name in run["metrics"] if "/" not in name)
     charts = []
@@ -46,12 +46,13 @@ def metrics(found: dict[str, Any]) -> list[Chart]:
         series: list[Series] = []
         ends = []
         for tone, (label, runs) in enumerate(settings[:MAX_SERIES]):
-            known = [run["metrics"][name] for run in runs if name in run["metrics"]]
-            if known:
-                series += _mean_line(label, known, tone)
+            own = [run["metrics"][name] for run in runs if name in run["metrics"]]
+            if own:
+                curves = [dict(zip(one["round"], one["value"], strict=True)) for one in own]
+                series += mean_line(label, mean_curve(curves), tone)
                 (*_, last), (*_, value) = series[-1].xs, series[-1].ys
                 is_end = last == max(run["answer"]["evaluated_after"] for run in runs)
-                when = "ends at" if is_end else f"was last known after round {last:g}, at"
+                when = "ends at" if is_end else f"was last evaluated after round {last:g}, at"
                 ends.append(f"{label} {when} {value:.4g}")
         bands = any(one.kind == "band" for one in series)
         intervals = "Lines are means over seeds, bands their 95% intervals. " if bands else ""
@@ -62,27 +63,24 @@ def metrics(found: dict[str, Any]) -> list[Chart]:
     return charts
 
 
-def _mean_line(label: str, known: Sequence[dict[str, list[float]]], tone: int) -> list[Series]:
-    """Return the line of means over runs, at rounds that all runs have, preceded by its 95% band if there is one."""
-    columns = [dict(zip(one["round"], one["value"], strict=True)) for one in known]
-    rounds = sorted(set.intersection(*map(set, columns)))
-    found = [Estimate.of([column[t] for column in columns]) for t in rounds]
-    line = _series(label, rounds, [one.mean for one in found], tone)
-    if not found or found[0].half_width is None:
+def mean_line(label: str, curve: Sequence[tuple[float, Estimate]], tone: int) -> list[Series]:
+    """Return a line of means by round, preceded by the band of their 95% intervals if they have intervals."""
+    line = _series(label, [t for t, _ in curve], [one.mean for _, one in curve], tone)
+    if not curve or curve[0][1].half_width is None:
         return [line]
-    low, high = (tuple(one.mean + side * (one.half_width or 0.0) for one in found) for side in (-1, 1))
+    low, high = (tuple(one.mean + side * (one.half_width or 0.0) for _, one in curve) for side in (-1, 1))
     return [Series(f"{label}, 95%", line.xs, low, tone, "band", high), line]
 
 
 def metric_axis(name: str) -> Axis:
-    """Return the axis of a metric: a share lies between 0 and 1, and R2 below 1."""
+    """Return the axis of a metric, which for a share ends at 0 and 1, and for R2 at 1."""
     kind = name.partition("/")[0]
     least, most = (0.0, 1.0) if kind in SHARES else (None, 1.0 if kind == "r2" else None)
     return Axis(kind.replace("_", " "), least=least, most=most)
 
 
 def groups(run: Run, place: int) -> Chart | None:
-    """Chart the metric of public groups, such as accuracy/north, by round: the lowest groups if there are many."""
+    """Return a chart of a metric by round and public group, such as accuracy/north; of many groups the lowest."""
     found = {name: series for name, series in run["metrics"].items() if "/" in name and series["value"]}
     if not found:
         return None
@@ -92,13 +90,13 @@ def groups(run: Run, place: int) -> Chart | None:
     )
     axis = metric_axis(worst[0])
     some = f"The {len(lines)} lowest of {len(found)} groups. " if len(found) > len(lines) else ""
-    says = f"{some}Of public groups of the rows that are declared public; lowest at the end: {lines[0].name}."
+    says = f"{some}On public groups of rows that are declared public; lowest at the end: {lines[0].name}."
     title = f"{axis.label[0].upper()}{axis.label[1:]} by group: {run['name']}"
     return Chart(f"groups-{place}", title, says, _ROUND, axis, lines)
 
 
 def utility(found: dict[str, Any]) -> Chart | None:
-    """Chart the final metric of every setting against its epsilon, with the 95% interval over seeds."""
+    """Return a chart of every setting's final metric against its epsilon, with the 95% interval over seeds."""
     rows, metric = found["comparison"]["rows"], found["comparison"]["metric"]
     placed = [(tone, row) for tone, row in enumerate(rows) if row["epsilon"]["models"] is not None]
     if len(placed) < 2 or metric is None:
@@ -134,11 +132,11 @@ def privacy(runs: Sequence[Run]) -> list[Chart]:
 
 
 def epsilons(run: Run, place: int, end: float | None = None) -> Chart | None:
-    """Chart epsilon after each round, one line per adversary."""
-    known = [one for one in run["epsilon_by_round"] if one["epsilon"] is not None]
-    if not known:
+    """Return a chart of epsilon by round, one line per adversary; None without a guarantee."""
+    guaranteed = [one for one in run["epsilon_by_round"] if one["epsilon"] is not None]
+    if not guaranteed:
         return None
-    lines = tuple(_series(one["label"], one["round"], one["epsilon"], tone) for tone, one in enumerate(known))
+    lines = tuple(_series(one["label"], one["round"], one["epsilon"], tone) for tone, one in enumerate(guaranteed))
     ends = "; ".join(f"{one.name} {upto(one.ys[-1])}" for one in lines)
     without = [one["adversaries"] for one in run["epsilon_by_round"] if one["epsilon"] is None]
     who = " or ".join(ADVERSARY_WORDS[name] for names in without for name in names)
@@ -149,17 +147,18 @@ def epsilons(run: Run, place: int, end: float | None = None) -> Chart | None:
 
 
 def trade_offs(run: Run, place: int) -> Chart | None:
-    """Chart the true positive rate of the best attack that the certificate allows, by false positive rate."""
-    known = [one for one in run["trade_off"] if min(one["true_positive_rate"]) < 1]
-    if not known:
+    """Return a chart of the largest true-positive rate that the certificate allows, by false-positive rate."""
+    guaranteed = [one for one in run["trade_off"] if min(one["true_positive_rate"]) < 1]
+    if not guaranteed:
         return None
     lines = []
-    for tone, one in enumerate(known):
+    for tone, one in enumerate(guaranteed):
         name = one["label"] if one["gdp"] is None else f"{one['label']}, μ {upto(one['gdp']['mu'])}"
         name = name if len(name) <= MAX_LEGEND else one["label"]
         lines.append(_series(name, one["false_positive_rate"], one["true_positive_rate"], tone))
-    at = known[0]["false_positive_rate"].index(min(known[0]["false_positive_rate"], key=lambda a: abs(a - 0.01)))
-    found = "; ".join(f"{one['label']} {upto(100 * one['true_positive_rate'][at])}%" for one in known)
+    rates = guaranteed[0]["false_positive_rate"]
+    at = rates.index(min(rates, key=lambda a: abs(a - 0.01)))
+    found = "; ".join(f"{one['label']} {upto(100 * one['true_positive_rate'][at])}%" for one in guaranteed)
     says = f"No attack is above its curve. At 1% false positives, at most this share of the members is found: {found}."
     guess = Series("guessing", (0.0, 1.0), (0.0, 1.0), quiet=True)
     x = Axis("false-positive rate", low=0.0, high=1.0, bound="lower")
@@ -168,7 +167,7 @@ def trade_offs(run: Run, place: int) -> Chart | None:
 
 
 def deltas(run: Run, place: int, end: float | None = None) -> Chart | None:
-    """Chart delta by epsilon, with the certificate's delta as a dashed level."""
+    """Return a chart of delta by epsilon, with the certificate's delta as a dashed line."""
     if not run["delta_curve"]:
         return None
     delta = float(run["answer"]["delta"])
@@ -185,8 +184,8 @@ def deltas(run: Run, place: int, end: float | None = None) -> Chart | None:
 
 def silos(run: Run, place: int) -> Bars | None:
     """Return a bar chart of every silo's own epsilon; None for one silo or more than 40."""
-    known = [one for one in run["silos"] if one["epsilon"] is not None]
-    rows = tuple((one["silo"], float(one["epsilon"]), upto(one["epsilon"])) for one in known)
+    guaranteed = [one for one in run["silos"] if one["epsilon"] is not None]
+    rows = tuple((one["silo"], float(one["epsilon"]), upto(one["epsilon"])) for one in guaranteed)
     if not 1 < len(rows) <= 40:
         return None
     says = "To one who reads every message of the silo; a neighbour changes one record of one silo."
@@ -194,7 +193,7 @@ def silos(run: Run, place: int) -> Bars | None:
 
 
 def audits(run: Run, place: int) -> Bars | None:
-    """Return a bar chart of the lower bounds on epsilon by attacks, with the certified upper bounds as marks."""
+    """Return a bar chart of the attacks' lower bounds on epsilon, with the certified upper bounds as marks."""
     found = []
     for one in run["audit"].get("mechanism", {}).get("mechanism", []):
         rounds, _, several = one["attack"].partition(" rounds at once")
@@ -216,7 +215,7 @@ def audits(run: Run, place: int) -> Bars | None:
 
 # ---- how a run went
 def norms(run: Run, place: int) -> Chart | None:
-    """Chart percentiles of update norms, and the clip norm, by round: a diagnostic that is NOT private."""
+    """Return a chart of percentiles of update norms, and of the clip norm, by round; a diagnostic, NOT private."""
     found = run["diagnostics"]
     if found is None:
         return None
@@ -232,7 +231,7 @@ def norms(run: Run, place: int) -> Chart | None:
 
 
 def clipped(runs: Sequence[Run]) -> Chart | None:
-    """Chart the share of updates that were clipped, by round: a diagnostic that is NOT private."""
+    """Return a chart of the share of updates that were clipped, by round; a diagnostic, NOT private."""
     lines = tuple(
         _series(run["name"], found["round"], found["value"], tone)
         for tone, run in enumerate(runs[:MAX_SERIES])
@@ -246,7 +245,7 @@ def clipped(runs: Sequence[Run]) -> Chart | None:
 
 
 def spectra(run: Run, place: int) -> Chart | None:
-    """Chart the spectral power of noise and released update, before and after Laplacian smoothing."""
+    """Return a chart of the power of noise and released update by frequency, before and after smoothing."""
     found = run["spectrum"]
     if found is None:
         return None
@@ -263,7 +262,7 @@ def spectra(run: Run, place: int) -> Chart | None:
 
 
 def participations(run: Run, place: int) -> Bars | None:
-    """Return a bar chart of how many clients took part in how many rounds, where cohorts are public or visible."""
+    """Return a bar chart of how many clients took part in how many rounds; None if cohorts are secret."""
     found = run["participation"]
     each = found["rounds_of_each"]
     if each is None or len(set(each)) == 1:

@@ -36,16 +36,16 @@ CAPTION = "Runs certified by Sordino: epsilon to one who sees released models, a
 @codec.hides_values
 @dataclass(frozen=True)
 class Last:
-    """The states before and after the last round, and the tensors of the saved model by name."""
+    """Server states before and after a run's last round, and the tensors of the saved model by name."""
 
     before: State
     after: State
     model: dict[str, Tensor]
 
     def shapes(self, vector: Tensor) -> list[torch.Size] | None:
-        """Return the shapes of the model's tensors in the order in which `vector` concatenates them; None if unknown.
+        """Return the shapes of the model's tensors in the order in which `vector` concatenates them.
 
-        A safetensors file does not store this order, so every tensor is located by its values.
+        A safetensors file does not store this order, so every tensor is located by its values; None if that fails.
         """
         found: list[torch.Size] = []
         left, start = dict(self.model), 0
@@ -64,7 +64,7 @@ class Last:
 @codec.hides_values
 @dataclass(frozen=True)
 class Subject:
-    """A certified run for a report; a DP-SGD loop (`make_private`) has only a certificate, a plan and facts."""
+    """Data of a certified run for a report; a DP-SGD loop (`make_private`) has certificate, plan and facts only."""
 
     name: str
     certificate: dict[str, Any]
@@ -83,7 +83,7 @@ class Subject:
 
     @property
     def evaluated(self) -> dict[str, float]:
-        """All metrics of the last evaluated round; empty if no round was evaluated."""
+        """Metrics of the last evaluated round; empty if no round was evaluated."""
         return last_figures(self.history) or {}
 
     @property
@@ -93,7 +93,7 @@ class Subject:
 
     @property
     def main_metric(self) -> str | None:
-        """Name of the report's main metric: the first one that the user asked for or added, else accuracy or loss."""
+        """Name of the report's main metric: the first one that the user configured, else accuracy, rmse or loss."""
         asked = self.settings.get("run", {}).get("metrics", [])
         kinds = [one.get("name", one["kind"]) if isinstance(one, dict) else str(one) for one in asked]
         names = ["worst_group" if kind == "group_accuracy" else kind for kind in kinds]
@@ -102,7 +102,7 @@ class Subject:
 
     @property
     def metrics(self) -> dict[str, dict[str, list[float]]]:
-        """Rounds and values of every public numeric metric of the history."""
+        """Values of every public metric by round, from the run's history."""
         found: dict[str, dict[str, list[float]]] = {}
         for line in self.history:
             for name, value in line.items():
@@ -113,15 +113,15 @@ class Subject:
         return found
 
     def diagnostic(self, name: str) -> dict[str, list[float]]:
-        """Return rounds and values of a diagnostic of unreleased data: NOT private, recorded by simulations only."""
+        """Return the values of a diagnostic by round; diagnostics are NOT private and recorded by simulations only."""
         lines = [(line["round"], line.get(DIAGNOSTIC, {}).get(name)) for line in self.history]
-        known = [(t, float(value)) for t, value in lines if is_number(value)]
-        return {"round": [t for t, _ in known], "value": [value for _, value in known]}
+        recorded = [(t, float(value)) for t, value in lines if is_number(value)]
+        return {"round": [t for t, _ in recorded], "value": [value for _, value in recorded]}
 
 
 # ---- as data
 def differing_settings(tables: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return {"setting", "values"} for every dotted key whose value is not the same in all tables."""
+    """Return the dotted keys whose values are not the same in all tables, each with its values."""
     each = [dict(flatten(table)) for table in tables]
     names = dict.fromkeys(name for one in each for name in one)
     rows = [{"setting": name, "values": [one.get(name) for one in each]} for name in names]
@@ -129,7 +129,7 @@ def differing_settings(tables: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def compare(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Return every run, the settings that differ, and the comparison by setting, as JSON data."""
+    """Compare runs; return all runs, the settings that differ, and the metrics of every setting, as JSON data."""
     runs = [
         {
             "name": one.name,
@@ -149,7 +149,7 @@ def compare(subjects: Sequence[Subject]) -> dict[str, Any]:
 def _by_setting(
     subjects: Sequence[Subject], runs: Sequence[dict[str, Any]], differ: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Compare settings by the main metric that all runs share; only settings with a guarantee can be the best."""
+    """Compare settings by the main metric that all runs share; the best one is chosen among those with a guarantee."""
     names = {one.main_metric for one in subjects}
     metric = names.pop() if len(names) == 1 else None
     grouped: dict[str, list[int]] = {}  # places of runs that differ in their seed only; a loop is alone
@@ -158,10 +158,10 @@ def _by_setting(
         grouped.setdefault(json.dumps(asked, default=str) if asked else f"alone {place}", []).append(place)
     groups = list(grouped.values())
     values = [_by_seed(group, subjects, metric) for group in groups]
-    known = [place for place, found in enumerate(values) if found]
-    guaranteed = [place for place in known if runs[groups[place][0]]["epsilon"]["models"] is not None]
+    evaluated = [place for place, found in enumerate(values) if found]
+    guaranteed = [place for place in evaluated if runs[groups[place][0]]["epsilon"]["models"] is not None]
     sign = 1.0 if metric is not None and better(metric) == "smaller" else -1.0
-    best = min(guaranteed or known, key=lambda place: sign * mean(values[place].values()), default=None)
+    best = min(guaranteed or evaluated, key=lambda place: sign * mean(values[place].values()), default=None)
     rows = []
     for place, (group, label, found) in enumerate(zip(groups, _labels(groups, runs, differ), values, strict=True)):
         own = [runs[k] for k in group]
@@ -180,7 +180,7 @@ def _by_setting(
 def _labels(
     groups: Sequence[Sequence[int]], runs: Sequence[dict[str, Any]], differ: Sequence[dict[str, Any]]
 ) -> list[str]:
-    """Name a setting after its only run; else by the common prefix of its runs' names, or by its differing values."""
+    """Return a name for every setting: its only run's, else the common prefix of its runs' names, or its values."""
     found = []
     for group in groups:
         names = [str(runs[place]["name"]) for place in group]
@@ -196,7 +196,7 @@ def _metrics(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _by_seed(group: Sequence[int], subjects: Sequence[Subject], metric: str | None) -> dict[Any, float]:
-    """Return the metric of a setting's runs by seed, or by the index of the run where two runs have the same seed."""
+    """Return the metric of a setting's runs by seed, or by the run's index if two runs have the same seed."""
     if metric is None:
         return {}
     found = {subjects[k].settings.get("run", {}).get("seed", 0): subjects[k].evaluated[metric] for k in group}
@@ -204,9 +204,8 @@ def _by_seed(group: Sequence[int], subjects: Sequence[Subject], metric: str | No
 
 
 def _estimate(values: Sequence[float | None]) -> dict[str, float | None] | None:
-    """Return mean and half width of the 95% interval; None where a run lacks the metric."""
-    known = [value for value in values if value is not None]
-    return vars(Estimate.of(known)) if known and len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return vars(Estimate.of(numbers)) if numbers and len(numbers) == len(values) else None
 
 
 # ---- as tables
@@ -237,7 +236,7 @@ def comparison_table(found: dict[str, Any]) -> Table:
 
 
 def differences_table(found: dict[str, Any]) -> Table:
-    """Return the table of plan.toml keys that differ: one column per setting, or one row if there are many."""
+    """Return the table of plan.toml keys that differ, with one column per setting, or one row if there are many."""
     rows = found["comparison"]["rows"]
     cells = tuple((name, *(cell_text(row["settings"][name]) for row in rows)) for name in rows[0]["settings"])
     head = ("setting", *(row["name"] for row in rows))

@@ -1,12 +1,14 @@
-"""Data of the report, as `sordino report --json` prints it and the page draws it, with privacy curves and spectra.
+"""Data of the report, printed by `sordino report --json` and drawn by the page, with privacy curves and spectra.
 
     epsilon(t)                                   epsilon of the first t releases, by the certificate's own accounting
     F(a) = min over e of exp(e) a + delta(e)     largest true-positive rate of any test with false-positive rate a
-    P_after(w) = P_before(w) / (1 + 2 s (1 - cos w))^2    Laplacian smoothing A = I + s L on a cycle of d coordinates
+    P_after(w) = P_before(w) / (1 + 2 s (1 - cos w))^2    power at frequency w before and after Laplacian smoothing
 
-Adversaries with the same cost share one curve; where silos differ and all adversaries agree, each silo has a curve.
+Adversaries with the same privacy cost share one curve; if all have the same cost and silos differ, each silo has one.
+Smoothing of strength s multiplies by the inverse of A = I + s L, where L is the Laplacian of a cycle of coordinates.
 Spectra are functions of two released models and cost no privacy. Noise is white before smoothing, so both of its
-spectra are exact; the update is the last released step, noise included, and A is invertible.
+spectra are exact; the update is the last released step, noise included, and its power before smoothing is exact
+because A is invertible.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ _LOSSES = np.sinh(np.linspace(-6, 6, 1201)) / 10  # epsilons within 20 of 0, den
 
 
 def report_data(subjects: Sequence[Subject], notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return all data of the report on these runs; `notes` are sentences about several runs together."""
+    """Return all data of the report on these runs; `notes` are sentences on several runs together."""
     found = compare(subjects)
     return {"sordino": __version__, "notes": list(notes), **found, "runs": [_run(one) for one in subjects]}
 
@@ -69,7 +71,6 @@ def _run(subject: Subject) -> dict[str, Any]:
 
 
 def _answer(subject: Subject, members_found: float) -> dict[str, Any]:
-    """Return the numbers at the top of the page: guarantee, noise mode and main metric."""
     certificate, figures, main = subject.certificate, subject.evaluated, subject.main_metric
     mode, unit = certificate["noise"]["mode"], certificate["unit"]
     return {
@@ -85,18 +86,18 @@ def _answer(subject: Subject, members_found: float) -> dict[str, Any]:
 
 
 def _participation(subject: Subject) -> dict[str, Any]:
-    """Return participation counts: observed where cohorts are public or seen by design, else expected ones only."""
+    """Return how often clients took part: as observed if cohorts are public or visible, else as planned."""
     clients, counts = subject.plan.clients, subject.certificate["counts"]
     rounds = counts["rounds_accounted"] if subject.is_loop else counts["rounds_charged"]
-    known = {"population": clients.population, "expected": clients.expected, "rounds": rounds}
+    planned = {"population": clients.population, "expected": clients.expected, "rounds": rounds}
     if subject.is_loop or not subject.cohorts:
-        return {**known, "seen": False, "most": clients.max_participations(rounds), "rounds_of_each": None}
+        return {**planned, "seen": False, "most": clients.max_participations(rounds), "rounds_of_each": None}
     each = np.bincount(np.concatenate(subject.cohorts), minlength=clients.population)
-    return {**known, "seen": True, "most": int(each.max()), "rounds_of_each": each.tolist()}
+    return {**planned, "seen": True, "most": int(each.max()), "rounds_of_each": each.tolist()}
 
 
 def _diagnostics(subject: Subject) -> dict[str, Any] | None:
-    """Return update norms, clipped shares and signal-to-noise: unreleased data, marked NOT private; None if absent."""
+    """Return update norms, clipped shares and signal-to-noise ratios, which are NOT private; None if not recorded."""
     norms = {name: subject.diagnostic(name) for name in NORMS}
     if not any(series["round"] for series in norms.values()):
         return None
@@ -106,7 +107,7 @@ def _diagnostics(subject: Subject) -> dict[str, Any] | None:
     if not per_client:
         why = "Every record's gradient is clipped; a whole update has no clip norm."
     elif learned:
-        why = "The clip norm is learnt during the run, and not recorded by round."
+        why = "The clip norm is learned during the run, and not recorded by round."
     elif clip is None or not clip.finite or not at:
         why = "Nothing is clipped."
     else:
@@ -122,7 +123,7 @@ def _diagnostics(subject: Subject) -> dict[str, Any] | None:
 # ---- privacy curves
 @dataclass(frozen=True)
 class CostGroup:
-    """Adversaries with the same cost, and the silos with that cost (none: the worst case over all clients)."""
+    """Group of adversaries, or of silos, with the same privacy cost; `silos` is empty for a cost of all clients."""
 
     adversaries: tuple[Adversary, ...]
     silos: tuple[int, ...] = ()
@@ -136,7 +137,7 @@ class CostGroup:
         return {"label": self.label, "adversaries": list(self.adversaries)}
 
     def epsilon(self, subject: Subject, cost: Cost) -> float | None:
-        """Return the certified epsilon at the run's delta, or at the silos' deltas; None without a guarantee."""
+        """Return the group's certified epsilon, at the run's delta or the silos' own; None without a guarantee."""
         lines, facts = self.lines(cost), subject.facts
         if not self.silos:
             value: float | None = headline(lines, facts.delta, facts.deltas)["epsilon"]
@@ -147,7 +148,7 @@ class CostGroup:
 
 
 def cost_groups(subject: Subject) -> list[CostGroup]:
-    """Return one group for each distinct privacy curve of a run."""
+    """Return one group of adversaries or silos for every distinct privacy curve of a run."""
     cost = run_cost(subject.plan, subject.facts)
     alike: dict[tuple[Any, ...], list[Adversary]] = {}
     for who in ADVERSARIES:
@@ -164,7 +165,7 @@ def cost_groups(subject: Subject) -> list[CostGroup]:
 
 
 def over_rounds(subject: Subject) -> list[dict[str, Any]]:
-    """Return epsilon after each of some rounds for each group; the last value is the certificate's."""
+    """Return epsilon by round for every group of adversaries or silos; the last value is the certificate's."""
     last = run_cost(subject.plan, subject.facts)
     releases, selection = participation(subject.plan, subject.facts).releases, subject.facts.selection
     places = sorted({max(1, round(releases * k / POINTS)) for k in range(1, POINTS)} - {releases})
@@ -172,7 +173,7 @@ def over_rounds(subject: Subject) -> list[dict[str, Any]]:
         costs = [(t, composition.cost_of_best(subject.plan.cost(_so_far(subject, t)), selection)) for t in places]
     except PlanError:
         costs = []  # correlated noise is accounted for the whole run only
-    start = [] if subject.plan.prepare else [0]  # released columns are paid for before the first round
+    start = [] if subject.plan.prepare else [0]  # released columns are charged before the first round
     rounds, found = [*start, *(t for t, _ in costs), releases], []
     for group in cost_groups(subject):
         values = [group.epsilon(subject, cost) for cost in (*(cost for _, cost in costs), last)]
@@ -182,7 +183,7 @@ def over_rounds(subject: Subject) -> list[dict[str, Any]]:
 
 
 def _so_far(subject: Subject, releases: int) -> Participation:
-    """Return the participation in the first `releases` releases: observed if cohorts are visible, else as planned."""
+    """Return the participation in the first `releases` releases, as observed if cohorts are visible, else planned."""
     plan, prepared = subject.plan, max(1, subject.facts.prepared)
     if subject.facts.max_participations is None or len(subject.cohorts) < releases:
         again = composition.repeated_rounds(subject.rounds[:releases])
@@ -194,7 +195,7 @@ def _so_far(subject: Subject, releases: int) -> Participation:
 
 
 def trade_off(subject: Subject) -> list[dict[str, Any]]:
-    """Return for each group the best attack's true positive rate by false positive rate, and mu of Gaussian DP."""
+    """Return the best attack's true-positive rates by false-positive rate, and mu of Gaussian DP, for every group."""
     cost, found = run_cost(subject.plan, subject.facts), []
     for group in cost_groups(subject):
         lines, gdp = group.lines(cost), None
@@ -211,7 +212,7 @@ def trade_off(subject: Subject) -> list[dict[str, Any]]:
 
 
 def _true_positives(line: Line) -> Floats:
-    """Return F at every rate of `FALSE_ALARMS`; 1 where nothing is guaranteed."""
+    """Return the best attack's true-positive rate at every false-positive rate of `FALSE_ALARMS`."""
     if not protects(line):
         return np.ones_like(FALSE_ALARMS)
     mu = accountant.gaussian_mu(line.entries, line.relation)
@@ -222,7 +223,7 @@ def _true_positives(line: Line) -> Floats:
 
 
 def delta_curve(subject: Subject) -> list[dict[str, Any]]:
-    """Return delta by epsilon, from 0 to twice the certified epsilon, for each group with a guarantee."""
+    """Return delta by epsilon, from 0 to twice the certified epsilon, for every group with a guarantee."""
     cost, found = run_cost(subject.plan, subject.facts), []
     for group in cost_groups(subject):
         certified = group.epsilon(subject, cost)
@@ -236,12 +237,15 @@ def delta_curve(subject: Subject) -> list[dict[str, Any]]:
 
 # ---- spectra of smoothing
 def smoothing_gain(strength: float, frequency: Floats) -> Floats:
-    """Return (1 + 2 s (1 - cos 2 pi f))^-2: the share of power that smoothing leaves at f cycles per coordinate."""
+    """Return the share of power that smoothing of strength s leaves at f cycles per coordinate.
+
+    It is (1 + 2 s (1 - cos 2 pi f))^-2.
+    """
     return np.asarray((1 + 2 * strength * (1 - np.cos(2 * np.pi * frequency))) ** -2.0)
 
 
 def spectrum(subject: Subject) -> dict[str, Any] | None:
-    """Return power by frequency of noise and update, before and after smoothing; None without smoothing."""
+    """Return the power of noise and update by frequency, before and after smoothing; None without smoothing."""
     steps = subject.plan.postprocess
     smoothing = steps[0] if len(steps) == 1 else None
     if not isinstance(smoothing, LaplacianSmoothing) or smoothing.strength <= 0:
@@ -291,7 +295,7 @@ def _update_spectrum(subject: Subject, smoothing: LaplacianSmoothing) -> dict[st
 
 
 def _periodogram(part: Tensor, shape: torch.Size, order: tuple[int, ...]) -> tuple[Floats, Floats]:
-    """Return frequencies and |DFT|^2 / d of a flattened tensor, whose mean is the tensor's mean square."""
+    """Return the frequencies and the periodogram |DFT|^2 / d of a flattened tensor of d entries."""
     cycle = part.view(shape).permute(order).reshape(-1) if order and len(shape) == 4 else part
     values = np.abs(np.fft.fft(cycle.numpy())) ** 2 / len(cycle)
     return np.abs(np.fft.fftfreq(len(cycle))), np.asarray(values)

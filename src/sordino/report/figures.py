@@ -1,7 +1,7 @@
-"""Drawing with matplotlib: charts and bars as SVG for the report's page, and figures as image files.
+"""Drawing with matplotlib: charts as SVG for the report's page, and figures as image files.
 
-Called by the page, by `compare --plot`, `sweep`, `tune`, `Result.plot` and the papers. In the SVG of a page text is
-not converted to paths, and every colour is a CSS variable of the page's two themes.
+Called by report/page.py, `compare --plot`, `sweep`, `tune`, `Result.plot` and benchmarks/papers. In the SVG of a page
+text is not converted to paths, and every colour is a CSS variable of the page's two themes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from markupsafe import Markup
 
 from sordino.accounting.rounding import atleast, upto
 
-# Page colours in both themes. The seven series colours were searched for: as readable as text on a card, and any two at
-# least 25 apart in CIELAB for normal, protanopic, deuteranopic and tritanopic vision (Machado et al. 2009).
+# Page colours in both themes. The seven series colours are as readable as text on a card, and any two are at least 25
+# apart in CIELAB for normal, protanopic, deuteranopic and tritanopic vision (Machado et al. 2009).
 SERIES = ("s0", "s1", "s2", "s3", "s4", "s5", "s6")
 THEMES = {  # light, dark
     "ground": ("#f6f5f1", "#121417"), "card": ("#ffffff", "#1b1e23"), "ink": ("#1b1d21", "#eceae4"),
@@ -46,7 +46,7 @@ _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 @dataclass(frozen=True)
 class Axis:
-    """A labelled axis from `low` to `high`, by default the range of the data; never beyond [`least`, `most`]."""
+    """Axis of a chart, from `low` to `high` or over the range of the data; never beyond [`least`, `most`]."""
 
     label: str
     log: bool = False
@@ -63,10 +63,10 @@ class Axis:
         return f"{value:.{digits}g}" if side is None else side(value, digits)
 
     def limits(self, values: Sequence[float]) -> tuple[float, float]:
-        """Return the lowest and highest number of the axis for these values."""
-        known = [v for v in values if math.isfinite(v) and (v > 0 or not self.log)] or [1.0]
-        low = min(known) if self.low is None else self.low
-        high = max(known) if self.high is None else self.high
+        """Return the lowest and highest number of the axis of a chart with these values."""
+        finite = [v for v in values if math.isfinite(v) and (v > 0 or not self.log)] or [1.0]
+        low = min(finite) if self.low is None else self.low
+        high = max(finite) if self.high is None else self.high
         if self.log:
             return (low, high) if high > low * 1.01 else (low / 10, high * 10)
         if high - low < 1e-12 * max(abs(high), 1e-300):
@@ -80,7 +80,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """One line, band or set of dots; a band, or the error bars of dots, reach from `ys` to `tops`."""
+    """Line, band or set of dots in a chart; a band, and the error bars of dots, reach from `ys` to `tops`."""
 
     name: str
     xs: tuple[float, ...]
@@ -97,7 +97,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with axes: its title, a sentence on its meaning (`says`), and its series."""
+    """Chart with axes: its title, a sentence on its meaning (`says`), and its series."""
 
     key: str
     title: str
@@ -109,7 +109,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar chart: rows of (name, length, text at the bar's end), and optional marks on the same scale."""
+    """Bar chart: rows of (name, length, text at the bar's end), and optional marks on the same scale."""
 
     key: str
     title: str
@@ -121,7 +121,7 @@ class Bars:
 
 # ---- on axes of matplotlib
 def plot_chart(axes: Any, chart: Chart) -> None:
-    """Draw the chart on matplotlib axes, in the light theme, with its legend above."""
+    """Draw a chart on matplotlib axes, in the light theme, with the legend above."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     xs = [x for one in chart.series for x in one.xs]
@@ -167,7 +167,7 @@ def _plot_series(axes: Any, one: Series) -> Any:
 
 
 def tick_label(value: float) -> str:
-    """Return a number on an axis as plain text: below 0.001 as a power of ten with superscripts."""
+    """Return the text of a tick on an axis; numbers below 0.001 are powers of ten with superscripts."""
     if value == 0:
         return "0"
     if abs(value) < 1e-3:
@@ -179,7 +179,7 @@ def tick_label(value: float) -> str:
 
 # ---- as SVG on a page
 def draw(chart: Chart | Bars) -> Markup:
-    """Return one <svg> with title and description for screen readers; points have their numbers in `data-tip`."""
+    """Draw a chart as one <svg> element, with title and description for screen readers, and numbers as tooltips."""
     from matplotlib.figure import Figure
 
     names = 0 if isinstance(chart, Bars) else sum(one.kind != "band" and bool(one.name) for one in chart.series)
@@ -206,7 +206,7 @@ def draw(chart: Chart | Bars) -> Markup:
 
 @contextmanager
 def _settings(key: str) -> Iterator[None]:
-    """Set matplotlib to write text as text, to treat `$` as a plain character, and to write reproducible SVG."""
+    """Set matplotlib to write text as text, to treat `$` as a plain character, and to write the same SVG each time."""
     import matplotlib
 
     asked: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": key, "text.parse_math": False, "font.size": 11}
@@ -216,7 +216,7 @@ def _settings(key: str) -> Iterator[None]:
 
 
 def _with_css_colours(svg: str) -> Markup:
-    """Return the inside of matplotlib's SVG with colours as CSS variables, and only the ids that are referred to."""
+    """Return the content of matplotlib's <svg> with CSS variables as colours, and only the ids that are used."""
     inner = svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")]
     inner = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", inner, flags=re.DOTALL)
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', inner))
@@ -227,7 +227,7 @@ def _with_css_colours(svg: str) -> Markup:
 
 
 def _points(axes: Any, chart: Chart, height: float) -> Markup:
-    """Return an invisible circle with its numbers for every point; the page's script shows the nearest one."""
+    """Return an invisible circle for every data point, with the numbers that the page's script shows."""
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     circle = Markup('<circle class="spot {}" cx="{:.1f}" cy="{:.1f}" r="4" data-tip="{}"/>')
     found = []
@@ -258,7 +258,7 @@ def _plot_bars(axes: Any, bars: Bars, height: float) -> None:
 
 # ---- as files
 def panel_axes(count: int, abreast: int, width: float, height: float, **subplots: Any) -> tuple[Any, list[Any]]:
-    """Return a matplotlib figure and `count` axes in it, `abreast` in each line of this height, in inches."""
+    """Return a matplotlib figure with `count` axes, `abreast` in a line; width and height of a line are in inches."""
     from matplotlib.figure import Figure
 
     lines = -(-count // abreast)
@@ -280,7 +280,7 @@ def chart_figure(*charts: Chart) -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> list[Path]:
-    """Write the figure to `path` at 200 dots per inch, and beside a raster image also as SVG; return the files."""
+    """Write a matplotlib figure to `path`, and beside a raster image also as SVG; return the files."""
     import matplotlib
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The report's page: one HTML file with style, script and figures inside; called by `sordino report`, `Result.report`.
+"""HTML page of the report, one file with style, script and figures; called by `sordino report` and `Result.report`.
 
 `ReportSection` is the base class of sections that other packages, or a file of `sordino report --with`, add:
 
@@ -25,13 +25,13 @@ from sordino.report.comparison import comparison_table, differences_table
 from sordino.report.figures import DARK, LIGHT, Bars, Chart, draw
 from sordino.report.text_table import Table, cell_text, number_text
 
-MAX_ROWS = 24  # rows of the table of numbers beside a chart; `--json` has all of them
+MAX_ROWS = 24  # rows in the table of numbers beside a chart; `--json` prints all rows
 GROUP = "sordino.report_sections"
 Figure = Chart | Bars
 
 
 def render_page(found: dict[str, Any]) -> str:
-    """Return the whole page for the data of `report_data`."""
+    """Return the HTML page for the data that `report_data` returns."""
     environment = Environment(
         loader=PackageLoader("sordino.report", "."), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
@@ -56,7 +56,7 @@ def render_page(found: dict[str, Any]) -> str:
 
 
 def write_page(file: Path, found: dict[str, Any]) -> None:
-    """Write the page to a file, which is replaced if it exists."""
+    """Write the report's HTML page to a file, which is replaced if it exists."""
     try:
         file.write_text(render_page(found), encoding="utf-8")
     except OSError as error:
@@ -70,17 +70,16 @@ def _for_each(runs: Sequence[Run], make: Callable[[Run, int], Figure | None]) ->
 
 
 def _drawn(figures: Sequence[Figure | None]) -> list[dict[str, Any]]:
-    """Return title, sentence, SVG and numbers of every figure, as the template reads them."""
     found = []
     for one in (figure for figure in figures if figure is not None):
         numbers, left_out = (_bar_numbers(one), False) if isinstance(one, Bars) else _chart_numbers(one)
-        known = {"title": one.title, "says": one.says, "svg": draw(one)}
-        found.append({**known, "numbers": numbers, "left_out": left_out})
+        drawn = {"title": one.title, "says": one.says, "svg": draw(one)}
+        found.append({**drawn, "numbers": numbers, "left_out": left_out})
     return found
 
 
 def _chart_numbers(chart: Chart) -> tuple[Table, bool]:
-    """Return the numbers of a chart as a table, and whether rows are left out; the last row never is."""
+    """Return the numbers of a chart as a table, and whether rows are left out; the last row is always there."""
     series = [one for one in chart.series if not one.quiet]
     places = sorted({x for one in series for x in one.xs})
     every = -(-len(places) // MAX_ROWS)
@@ -108,7 +107,6 @@ def _bar_numbers(bars: Bars) -> Table:
 
 # ---- tables
 def _adversaries(runs: Sequence[Run]) -> Table:
-    """Return a table of each run's guarantee against each adversary; every bound is rounded up."""
     lines = [(run["name"], line) for run in runs for line in run["certificate"]["adversaries"]]
     others = sorted({one["delta"] for _, line in lines for one in line["other_deltas"]}, reverse=True)
     rows = []
@@ -126,11 +124,10 @@ def _adversaries(runs: Sequence[Run]) -> Table:
         ))  # fmt: skip
     at = tuple(f"epsilon at {upto(delta)}" for delta in others)
     head = ("run", "one who sees", "epsilon", "delta", *at, "mu (regret)", "neighbours differ by", "proved by")
-    return Table(head, tuple(rows), "What each run promises, against whom; every bound is rounded up")
+    return Table(head, tuple(rows), "Guarantee of each run against each adversary; every bound is rounded up")
 
 
 def _memberships(runs: Sequence[Run]) -> Table | None:
-    """Return a table of loss-threshold membership attacks, beside the rates that the certificates allow."""
     rows = []
     for run in runs:
         m = run["audit"].get("membership", {}).get("membership")
@@ -144,9 +141,9 @@ def _memberships(runs: Sequence[Run]) -> Table | None:
 
 # ---- sections of other packages
 class ReportSection(ABC):
-    """A section of the page: a heading, a text, and charts, bars and tables made of the runs' data.
+    """Base class of sections of the report: a heading, a text, charts and tables, all made from the runs' data.
 
-    `not_private` puts the banner of unreleased data above it. A subclass is registered under its title.
+    If `not_private` is set, the section is marked as unreleased data. A subclass is registered under its title.
     """
 
     title: ClassVar[str]
@@ -159,16 +156,15 @@ class ReportSection(ABC):
             ReportSection.members[title] = cls
 
     def text(self, runs: Sequence[Run]) -> str:
-        """Return the text under the heading."""
+        """Return the text under the section's heading."""
         return ""
 
     @abstractmethod
     def contents(self, runs: Sequence[Run]) -> Sequence[Chart | Bars | Table]:
-        """Return figures and tables; the section is omitted if there are none."""
+        """Return the section's figures and tables; a section without any is omitted."""
 
 
 def _added_sections(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return every registered section that has contents for these runs, as the template reads it."""
     codec.load_plugins(GROUP)
     found: list[dict[str, Any]] = []
     for title, kind in ReportSection.members.items():
@@ -178,7 +174,9 @@ def _added_sections(runs: Sequence[Run]) -> list[dict[str, Any]]:
             contents, text = section.contents(runs), section.text(runs)
         except Exception as error:
             why = shorten(f"{type(error).__name__}: {error}")
-            raise ConfigError(f"report section {title!r}, which fails ({why})", "a section that can be drawn") from None
+            found_error = f"report section {title!r}, which fails ({why})"
+            fix = "correct its class, or do not load it with --with"
+            raise ConfigError(found_error, "a section that returns figures and tables", fix) from None
         if contents:
             figures = [replace(one, key=f"{key}-{one.key}") for one in contents if not isinstance(one, Table)]
             tables = [one for one in contents if isinstance(one, Table)]

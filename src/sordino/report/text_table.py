@@ -33,7 +33,7 @@ _LATEX = {
 
 # ---- cells
 def flatten(table: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) of every leaf of nested dicts and lists of dicts; None and empty lists are skipped."""
+    """Yield (dotted name, value) for every leaf of nested dicts and lists of dicts, except None and empty lists."""
     if isinstance(table, dict):
         for key, value in table.items():
             yield from flatten(value, f"{name}.{key}" if name else str(key))
@@ -59,7 +59,7 @@ def cell_text(value: Any) -> str:
 
 
 def number_text(value: Any, digits: int = 4) -> str:
-    """Return a number with this many significant digits, "-" for None, and any other value as text."""
+    """Return a number as text with this many significant digits, "-" for None, and any other value as it is."""
     return "-" if value is None else f"{value:.{digits}g}" if isinstance(value, float | int) else str(value)
 
 
@@ -78,7 +78,7 @@ def escape_latex(text: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text cells with a caption; the first column names the rows."""
+    """Table of text cells with a caption; the first column names the rows."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -90,7 +90,7 @@ class Table:
         return Table(head, tuple(rows), self.caption)
 
     def text(self) -> str:
-        """Return the table for a terminal: aligned columns, two spaces apart."""
+        """Return the table as text for a terminal, with aligned columns two spaces apart."""
         lines = [self.head, *self.rows]
         widths = [max(len(line[place]) for line in lines) for place in range(len(self.head))]
         return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
@@ -126,11 +126,11 @@ def bibtex(versions: Sequence[str] = (__version__,)) -> str:
 
 
 class History(list[dict[str, Any]]):
-    """Rounds of a run: `round`, metrics on public rows, and metrics of unreleased data as `not_private/...`."""
+    """History of a run, one dict per round: `round`, metrics on public rows, and diagnostics as `not_private/...`."""
 
     @classmethod
     def of(cls, lines: Iterable[dict[str, Any]]) -> History:
-        """Make a history from the lines of history.jsonl, whose diagnostics are a nested table."""
+        """Build a history from the lines of history.jsonl, in which diagnostics are a nested table."""
         return cls(
             {name: value for name, value in line.items() if name != DIAGNOSTIC}
             | {f"{NOT_PRIVATE}{name}": value for name, value in line.get(DIAGNOSTIC, {}).items()}
@@ -161,9 +161,9 @@ class History(list[dict[str, Any]]):
 # ---- settings, with means over seeds
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds with half the width of its 95% interval (Student's t); None with fewer than three seeds.
+    """Mean over seeds with half the width of its 95% interval (Student's t).
 
-    Two seeds would give an interval of t_1 = 12.7 standard errors to each side, which is useless; three give 4.3.
+    The half width is None for fewer than three seeds: two seeds would give 12.7 standard errors, three give 4.3.
     """
 
     mean: float
@@ -178,13 +178,13 @@ class Estimate:
         return cls(mean(values), float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values)))
 
     def text(self, sign: str = "") -> str:
-        """Return "mean +- half width"; `sign` = "+" prints the sign of a difference."""
+        """Return "mean +- half width" as text; with `sign` = "+" a positive mean has its sign."""
         return f"{self.mean:{sign}.4f}" + ("" if self.half_width is None else f" +- {self.half_width:.4f}")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting of a sweep: the metric of every seed (NaN if the run diverged) and the privacy cost of one run."""
+    """Setting of a sweep: its metric for every seed (NaN if the run diverged), and the privacy cost of one run."""
 
     number: int
     settings: Mapping[str, Any]
@@ -203,24 +203,28 @@ class Row:
         return Estimate.of(self.values) if self.finite else None
 
     def minus(self, best: Row) -> Estimate | None:
-        """Return the difference to the best setting, paired by seed; None for the best or where seeds differ."""
+        """Return the difference to the best setting, paired by seed; None for the best one or if seeds differ."""
         if self is best or self.seeds != best.seeds or not (self.finite and best.finite):
             return None
         return Estimate.of([own - other for own, other in zip(self.values, best.values, strict=True)])
 
     def band(self) -> list[tuple[int, Estimate]]:
-        """Return (round, mean and interval of the metric over seeds) for the rounds that every run evaluated."""
-        each = [dict(curve) for curve in self.curves]
-        rounds = sorted(set.intersection(*map(set, each))) if each else []
-        return [(t, Estimate.of([curve[t] for curve in each])) for t in rounds]
+        """Return round, mean and interval over seeds of the metric, for rounds that every run evaluated."""
+        return mean_curve([dict(curve) for curve in self.curves])
 
     def cell(self, key: str) -> str:
         return value_text(self.settings[key]) if key in self.settings else ""
 
     def label(self, keys: Sequence[str]) -> str:
-        """Return the setting's name in a legend: the values of these keys, and of a recipe its name alone."""
+        """Return the name of the setting in a legend, made of the values of these keys."""
         cells = [(key.removeprefix("recipe."), self.cell(key)) for key in keys if key in self.settings]
         return ", ".join(text if key == "name" else f"{key} {text}" for key, text in cells) or f"setting {self.number}"
+
+
+def mean_curve(curves: Sequence[Mapping[Any, float]]) -> list[tuple[Any, Estimate]]:
+    """Return (round, mean over the curves) for every round that all curves have; a curve maps rounds to values."""
+    rounds = sorted(set.intersection(*map(set, curves))) if curves else []
+    return [(t, Estimate.of([curve[t] for curve in curves])) for t in rounds]
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
@@ -228,7 +232,7 @@ def seeds_text(seeds: Sequence[int]) -> str:
     text = f"mean of seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else "one seed"
     if len(seeds) >= MIN_SEEDS:
         return f"{text}, +- 95% interval"
-    return f"{text}: no interval, which takes {MIN_SEEDS} seeds"
+    return f"{text}: no interval, which needs {MIN_SEEDS} seeds"
 
 
 def better(metric: str) -> str:
@@ -247,7 +251,7 @@ def best_of(rows: Sequence[Row], metric: str) -> Row:
     best = sort_rows(rows, metric)[0]
     if not best.finite:
         fix = "lower the learning rate or the clip norm"
-        raise ConfigError("a sweep in which every setting diverged", "a setting whose metric is finite", fix)
+        raise ConfigError("a sweep in which every setting diverged", "a setting that does not diverge", fix)
     return best
 
 
@@ -265,7 +269,7 @@ def varying_keys(rows: Sequence[Row]) -> list[str]:
 
 
 def entries(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
-    """Return the settings for JSON, the best first."""
+    """Return the settings of a sweep as JSON data, the best first."""
     best, found = best_of(rows, metric), []
     for row in sort_rows(rows, metric):
         own, gap = row.estimate, row.minus(best)
@@ -280,7 +284,7 @@ def entries(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
 
 
 def settings_table(rows: Sequence[Row], metric: str, caption: str = "") -> Table:
-    """Return the settings for a terminal and LaTeX, the best first, every epsilon with its neighbouring relation."""
+    """Return the table of a sweep's settings, the best first, with the epsilon of one run and its relation."""
     best, keys = best_of(rows, metric), varying_keys(rows)
     names = ("recipe" if key == "recipe.name" else key.removeprefix("recipe.") for key in keys)
     lines = []
@@ -293,7 +297,7 @@ def settings_table(rows: Sequence[Row], metric: str, caption: str = "") -> Table
 
 
 def to_csv(rows: Sequence[Row], metric: str) -> str:
-    """Return CSV with one line per run, that is per setting and seed."""
+    """Return a sweep's runs as CSV, one line for every setting and seed."""
     text, keys = io.StringIO(), list(dict.fromkeys(key for row in rows for key in row.settings))
     out = csv.writer(text, lineterminator="\n")
     out.writerow(["setting", *keys, "seed", metric, "epsilon_of_one_run", "relation"])

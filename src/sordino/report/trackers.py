@@ -1,7 +1,7 @@
-"""Experiment trackers: TensorBoard, MLflow, Weights & Biases or your own; called by `sordino run --track`.
+"""Experiment trackers: TensorBoard, MLflow, Weights & Biases or your own. Called by `sordino run --track`.
 
-Metrics on public rows are sent as `public/...`, diagnostics of a simulation as `NOT PRIVATE/...`; a run for release
-sends no diagnostics (PRIVACY rule 11). At the end the certificate's epsilons are sent.
+Metrics on public rows are sent as `public/...`, diagnostics of a simulation as `NOT PRIVATE/...`. A run with secure
+noise sends no diagnostics (docs/privacy.md, rule 11). At the end the certificate's epsilons are sent.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _LOG = logging.getLogger("sordino")
 
 
 class TrackerBackend(ABC):
-    """Base class for one tracking library; `kind` is its name for `--track`, and it is constructed with a folder.
+    """Base class of adapters to a tracking library; `kind` is the adapter's name for `--track`.
+
+    A backend is defined in a file that `sordino run --with` names, or in an installed package:
 
         [project.entry-points."sordino.trackers"]
         my_pkg = "my_pkg.tracking"      # a module: importing it registers the backends that it defines
-
-    A file that `sordino run --with` names may define one too.
     """
 
     members: ClassVar[dict[str, type[TrackerBackend]]] = {}
@@ -47,18 +47,18 @@ class TrackerBackend(ABC):
     def __init__(self, folder: Path) -> None: ...
 
     def log_settings(self, values: dict[str, str]) -> None:  # noqa: B027
-        """Receive the settings of the run by dotted names, once before the first round."""
+        """Log the settings of the run by dotted names; called once, before the first round."""
 
     @abstractmethod
     def log_figures(self, round_: int, values: Figures) -> None:
-        """Receive the metrics of one round."""
+        """Log the metrics of one round."""
 
     def close(self) -> None:  # noqa: B027
-        """Finish tracking at the end of the run."""
+        """End tracking; called when the run is over."""
 
 
 class TensorBoard(TrackerBackend, kind="tensorboard"):
-    """TensorBoard backend: event files in the subfolder tensorboard."""
+    """TensorBoard backend, which writes event files to the subfolder tensorboard."""
 
     def __init__(self, folder: Path) -> None:
         _import("tensorboard")
@@ -76,9 +76,7 @@ class TensorBoard(TrackerBackend, kind="tensorboard"):
 
 
 class Mlflow(TrackerBackend, kind="mlflow"):
-    """MLflow backend: the store of MLFLOW_TRACKING_URI, else an SQLite database in the folder (files for
-    mlflow-skinny).
-    """
+    """MLflow backend, which writes to MLFLOW_TRACKING_URI, else to an SQLite database (mlflow-skinny: files)."""
 
     def __init__(self, folder: Path) -> None:
         mlflow = _import("mlflow")
@@ -103,14 +101,11 @@ class Mlflow(TrackerBackend, kind="mlflow"):
 
 
 def _mlflow_name(name: str) -> str:
-    """Replace the characters that MLflow does not accept by underscores."""
     return "".join(sign if sign.isalnum() or sign in "_-./ " else "_" for sign in name)
 
 
 class Wandb(TrackerBackend, kind="wandb"):
-    """Weights & Biases backend in the mode of WANDB_MODE; else online if WANDB_API_KEY is set, or offline in the
-    folder.
-    """
+    """Weights & Biases backend, in the mode of WANDB_MODE; by default online if WANDB_API_KEY is set, else offline."""
 
     def __init__(self, folder: Path) -> None:
         wandb = _import("wandb")
@@ -130,10 +125,10 @@ class Wandb(TrackerBackend, kind="wandb"):
 
 
 class Tracker:
-    """A callback `on_round` of a run that sends every round to one tracking library:
+    """Callback of a run (`on_round`) that sends every round to one tracking library.
 
-    with Tracker("tensorboard", "runs/a", noise="simulation") as tracker:
-        tracker.finish(sordino.train(plan, task, on_round=tracker).certificate)
+        with Tracker("tensorboard", "runs/a", noise="simulation") as tracker:
+            tracker.finish(sordino.train(plan, task, on_round=tracker).certificate)
 
     Diagnostics are sent only if `noise` is "simulation". If the library fails (server down, disk full), one warning is
     logged, tracking ends, and the run, which is already charged, goes on.
@@ -144,7 +139,8 @@ class Tracker:
     def __init__(self, kind: str, folder: str | Path, settings: Any = None, noise: Mode = "secure") -> None:
         codec.load_plugins(GROUP)
         if kind not in TrackerBackend.members:
-            raise ConfigError(f"tracker {kind!r}", "a known tracker", codec.nearest(kind, list(TrackerBackend.members)))
+            names = list(TrackerBackend.members)
+            raise ConfigError(f"tracker {kind!r}", f"one of {', '.join(names)}", codec.nearest(kind, names))
         self.noise, self.last, self.kind = noise, 0, kind
 
         def start() -> None:
@@ -155,7 +151,7 @@ class Tracker:
         self._attempt(start)
 
     def _attempt(self, call: Callable[[], None]) -> None:
-        """Call the library; turn any error of the library into one warning and stop tracking."""
+        """Call the tracking library; an error of the library becomes one warning and ends tracking."""
         try:
             call()
         except (SordinoError, Stopped):  # a mistake of the user, before anything has run; a request to end

@@ -1,4 +1,4 @@
-"""Execution of a configuration in a run folder, new or resumed. Called by `sordino run` and `train`."""
+"""Execution of a configuration in a new or resumed run folder. Called by `sordino run` and `train`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 @codec.hides_values
 @dataclass(frozen=True)
 class Executed:
-    """A finished run: its folder, history, certificate, notes for the user, and the model if it is in memory."""
+    """Finished run: its folder, history, certificate, notes for the user, and the model."""
 
     path: Path
     history: list[dict[str, Any]]
@@ -62,8 +62,9 @@ def execute(
 ) -> Executed:  # fmt: skip
     """Run a configuration and write the run folder `path`; invalid input is refused before anything is written.
 
-    A rank other than 0 serves rank 0 and never returns. `task` replaces the data that the file names: the task of a
-    server has no records. `tried` is set by a private tuning, which was charged for this run as one of its trials.
+    In a distributed run, ranks other than 0 serve rank 0 and never return. `task` replaces the task of the
+    configuration; a server passes one without records. `tried` is set by a private tuning, which was charged for this
+    run as one of its trials.
     """
     if config.privacy.selected is not None and not tried:
         config.check_alone()
@@ -102,14 +103,13 @@ def execute(
                 raise
             found = f"no memory left ({str(error).splitlines()[0] if str(error) else 'MemoryError'})"
             fix = f"free memory, or use a smaller model or cohort, and add --resume: {durable_files.SAFE}"
-            raise StorageError(found, "memory for the clients that are computed at once", fix) from None
+            raise StorageError(found, "memory for the clients of one batch", fix) from None
 
 
 def _finish(
     config: Config, task: Task, writer: RunWriter, state: State, refused: BudgetError | None, notes: tuple[str, ...],
     key: Ed25519PrivateKey | None,
 ) -> Executed:  # fmt: skip
-    """Write the model and the certificate after the last round."""
     folder, before = RunFolder(writer.path, config), writer.header.earlier
     model = final_model(config.plan, task, state)
     attach_lineage(model, config, before)
@@ -129,22 +129,22 @@ def _finish(
 
 
 def earlier_runs(task: Task) -> lineage.Runs:
-    """Return the private runs in which a task's initial weights were trained, known by its module or weights file."""
+    """Return the private runs that trained a task's initial weights, as its module or weights file records them."""
     clients, others = task.clients, () if task.init is None else task.init.earlier
     here = () if clients.here is not None else (clients.records.x, clients.records.y)
     return lineage.runs_of_model(task.model, here, others)
 
 
 def attach_lineage(model: nn.Module, config: Config, before: lineage.Runs) -> None:
-    """Attach this run's planned cost and the runs `before` it to a model, so that they are saved with the model."""
+    """Attach the earlier runs and this run's planned cost to a model, so that they are saved with it."""
     plan = config.plan
-    cost = replace(plan.forecast, unit="person") if "person" in config.facts else plan.forecast
+    cost = replace(plan.forecast, unit="user") if "user_rows" in config.facts else plan.forecast
     planned = EarlierRun.of_cost(cost, config.delta, f"plan {plan.hash[:16]}", lineage.IN_FILE)
     lineage.attach_lineage(model, (*before, planned), lineage.lineage_note(planned, before))
 
 
 def register_lineage(model: nn.Module, task: Task, runs: lineage.Runs) -> None:
-    """Attach the cost of the finished `runs` to a model; this process then recognises the model's weights and data."""
+    """Attach finished runs to a model, and register its weights and data, which this process then recognises."""
     clients = task.clients
     records = () if clients.here is not None else (clients.records.x, clients.records.y)
     lineage.attach_lineage(model, runs, lineage.file_metadata(model)[lineage.FILE_KEY])
@@ -152,12 +152,12 @@ def register_lineage(model: nn.Module, task: Task, runs: lineage.Runs) -> None:
 
 
 def write_preparations(path: Path, task: Task, state: State) -> None:
-    """Write prepared.json: the noised histograms released before round 1, by which columns are scaled."""
+    """Write prepared.json, the noised histograms released before round 1 that scale the columns."""
     durable_files.write(path / PREPARED, json.dumps(column_scales(task, state), indent=1).encode() + b"\n")
 
 
 def write_bundle(path: Path, config: Config, task: Task, state: State) -> None:
-    """Write bundle.json, by which `sordino predict` scores raw rows with the model."""
+    """Write bundle.json, with which `sordino predict` scores raw rows."""
     from sordino.runs.bundle import Bundle, with_released_ranges
 
     assert task.encoding is not None
@@ -167,7 +167,7 @@ def write_bundle(path: Path, config: Config, task: Task, state: State) -> None:
 
 
 def with_released_columns(task: Task, folder: Path) -> Task:
-    """Return the task with its columns scaled by the histograms in a run's prepared.json, as in the run's rounds."""
+    """Return the task with its columns scaled by the histograms in a run's prepared.json."""
     if not task.waiting:
         return task
     released = json.loads(durable_files.read(folder / PREPARED))
@@ -177,9 +177,9 @@ def with_released_columns(task: Task, folder: Path) -> Task:
 # ---- continuing a run
 @contextmanager
 def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter, RunStart]]:
-    """Lock a run's folder and yield its writer and its state at the last checkpoint.
+    """Lock a run's folder, and yield its writer and its state at the last checkpoint.
 
-    Damage by a kill (an incomplete line or checkpoint) is repaired after all other files were found to agree.
+    All files must agree. Only damage by a kill, an incomplete line or checkpoint, is repaired.
     """
     folder = RunFolder.open(path, config)
     with locked(path):
@@ -195,7 +195,7 @@ def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter,
         for name, prefix in zip((HISTORY, ENGINE), bound, strict=True):  # later lines will be written again
             contents.append(durable_files.read(path / name)[: prefix.size])
             if PrefixHash.of(contents[-1]) != prefix:
-                raise CertificateError(name, f"{name} does not have the hash that the checkpoint states")
+                raise CertificateError(name, f"{name} does not have the hash in the checkpoint{charge_log.RESTORE}")
         history, engine = contents
         notes = _other_versions(engine)
         if last is not None and why:
@@ -212,7 +212,6 @@ def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter,
 
 
 def _check_same(folder: RunFolder, held: Contents, config: Config, task: Task) -> None:
-    """Refuse to resume a run with another configuration, software version or data than it was started with."""
     path, now, header = folder.path, software(config), held.header
     before, given = held.config.task.model, config.task.model
     differ = before.differs(given) if isinstance(before, InMemoryModel) and isinstance(given, InMemoryModel) else []
@@ -220,24 +219,24 @@ def _check_same(folder: RunFolder, held: Contents, config: Config, task: Task) -
         found = f"another task than {path} was started with: {', '.join(differ)}"
         raise DataError(found, "the same module, data and loss for a whole run", "restore them, or start a new run")
     if codec.digest(config) != header.config:
-        found = f"a configuration that is not the one {path} was started with"
-        raise ConfigError(
-            found, "the same configuration", f"resume with {path / 'plan.toml'}, or start a new run in another --out"
-        )
+        found = f"another configuration than {path} was started with"
+        fix = f"resume with {path / 'plan.toml'}, or start a new run in another --out"
+        raise ConfigError(found, "the same configuration for a whole run", fix)
     if header.sordino != now:
-        found = f"sordino {now} where {path} was started with sordino {header.sordino}"
-        needed = "one version for a whole run: another may draw other noise or account differently"
+        found = f"sordino {now}, but {path} was started with sordino {header.sordino}"
+        needed = "one version for a whole run, since another may draw other noise or account differently"
         raise ConfigError(found, needed, f"install sordino=={header.sordino}, or start a new run in another --out")
     changed = folder.fingerprint(header).changed(task)
     if not changed and task.declared_public != header.public:
         changed = ["the rows that are declared public, or the frozen weights"]
     if changed:
         found = f"other data than {path} was started with: {', '.join(changed)}"
-        raise DataError(found, "the same data for a whole run", "restore them, or start a new run in another --out")
+        fix = "restore the data, or start a new run in another --out"
+        raise DataError(found, "the same data for a whole run", fix)
 
 
 def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
-    """Refuse to resume where a kill has lost the correlated noise of a charged round.
+    """Refuse to resume a run from round t if a kill has lost the correlated noise of a charged round.
 
     Secure noise cannot be drawn again, and the accounting of correlated noise does not cover a second, different draw.
     """
@@ -249,19 +248,18 @@ def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
 
 
 def _other_versions(engine: bytes) -> list[str]:
-    """Return a note on the library versions that have changed since the run was started or last resumed."""
     lines = charge_log.read_lines(engine, ENGINE)
     before, now = (lines[-1].get("versions") if lines else None), versions()
     if before is None:
         return []
     if not isinstance(before, dict):
-        raise CertificateError(ENGINE, f"{ENGINE} holds a line without versions")
-    changed = [f"{name} {now[name]} where it was {before.get(name)}" for name in now if before.get(name) != now[name]]
-    return [f"library versions changed, named on the certificate: {', '.join(changed)}"] if changed else []
+        raise CertificateError(ENGINE, f"{ENGINE} has a line without versions{charge_log.RESTORE}")
+    changed = [f"{name} from {before.get(name)} to {now[name]}" for name in now if before.get(name) != now[name]]
+    return [f"library versions changed, as the certificate will state: {', '.join(changed)}"] if changed else []
 
 
 def _repair(folder: RunFolder, held: Contents, history: bytes, engine: bytes, why: str) -> None:
-    """Remove the incomplete writes of a killed run; if this is killed too, the next resume repeats it."""
+    """Remove incomplete writes of a killed run; it may be killed itself and repeated."""
     path, private = folder.path, folder.private
     paid = charge_log.whole_lines(charge_log.read_receipts(path) or b"")
     hashes = "".join(f"{head}\n" for head in held.log.heads[1:]).encode()

@@ -4,11 +4,11 @@
                       hash chain of charges
     plan.toml         the configuration                     charges.jsonl    the hash chain of charges
     history.jsonl     one line per round (owner only)       engine.jsonl     engine and versions (owner only)
-    receipts.jsonl    refusals and charges that silos report, where the cohort is not secret
+    receipts.jsonl    refusals and charges that silos report, if the cohort is not secret
     refused.json      the round that a budget refused       certificate.sig  optional signature
-    prepared.json     histograms of columns, released before round 1, by which new rows are scaled
-    bundle.json       what a row's columns mean, and the architecture, of a run on a table: `sordino predict` needs it
-    ledger.json       statement of the data set's ledger after this run, where a ledger is named
+    prepared.json     noised histograms of columns, released before round 1, by which new rows are scaled
+    bundle.json       encoding of the columns, and the architecture, of a run on a table, for `sordino predict`
+    ledger.json       statement of the data set's ledger after this run, if the run has a ledger
     model.safetensors, certificate.json
     checkpoint/       owner only, never released: the last two states, the keyed fingerprint of the data, a second copy
                       of every charge's hash, a lock
@@ -39,7 +39,7 @@ from sordino.outcome import facts_of_charges, last_figures
 from sordino.parts.samplers import Cohort
 from sordino.report.comparison import Last, Subject
 from sordino.runs import admission, charge_log
-from sordino.runs.charge_log import CHARGES, RECEIPTS, ChargeLog, PrefixHash
+from sordino.runs.charge_log import CHARGES, RECEIPTS, RESTORE, ChargeLog, PrefixHash
 from sordino.runs.writer import BEFORE, ENGINE, HISTORY, STATE, Checkpoint, Fingerprint, Header, TornError
 
 PREPARED, AUDIT = "prepared.json", "audit.json"
@@ -62,10 +62,10 @@ class Contents:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run."""
+    """Folder of one run, with the methods that read, check and certify its files."""
 
     path: Path
-    known: Config | None = None  # configuration that runs now: plan.toml is compared with it instead of parsed again
+    known: Config | None = None  # if given, plan.toml is compared with it and not parsed again
 
     @classmethod
     def open(cls, path: Path, known: Config | None = None) -> RunFolder:
@@ -73,11 +73,12 @@ class RunFolder:
         there = [(path / name).is_file() for name in ("plan.toml", "run.json")]
         if not any(there):
             whole = (path / "sweep.json").is_file()
-            fix = f"give one of {path}/cells" if whole else "give the --out of 'sordino run'"
+            fix = f"pass one of the folders in {path}/cells" if whole else "pass the --out folder of 'sordino run'"
             raise ConfigError(f"no plan.toml in {path}", "the folder of a run", fix)
         if not all(there):
             gone = "run.json" if there[0] else "plan.toml"
-            raise CertificateError(gone, f"{gone} is missing in {path}: removed, or the run is of an earlier version")
+            what = f"{gone} is missing in {path}: it was removed, or an earlier version of sordino wrote the run"
+            raise CertificateError(gone, what + RESTORE)
         return cls(path, known)
 
     @property
@@ -89,11 +90,10 @@ class RunFolder:
 
     # ---- contents
     def config(self, header: Header | None = None) -> Config:
-        """Return the configuration that the run was started with; an edited plan.toml is refused."""
+        """Return the configuration of the run; refuse a plan.toml that was changed."""
         header, text = header or Header.of_bytes(self._read("run.json")), self._read("plan.toml")
         if hashlib.sha256(text).hexdigest() != header.plan:
-            what = "plan.toml was changed after the run was started"
-            raise CertificateError("plan.toml", what)
+            raise CertificateError("plan.toml", f"plan.toml was changed after the run was started{RESTORE}")
         known = self.known
         if known is not None and codec.digest(known) == header.config and text == codec.to_toml(known).encode():
             return known
@@ -101,11 +101,11 @@ class RunFolder:
             found = load_config(self.path / "plan.toml")
         except UserError as error:
             if error.needed in UNLOADED:  # plan.toml has the right hash, so the part is a user's own
-                fix = "install its package, or name its file: --with my_parts.py"
+                fix = "install the part's package, or pass its file: --with my_parts.py"
                 raise ConfigError(f"{error.found}, which is not loaded", "the part that ran", fix) from None
-            raise CertificateError("plan.toml", f"plan.toml cannot be read: {error}") from None
+            raise CertificateError("plan.toml", f"plan.toml cannot be read: {error}{RESTORE}") from None
         if codec.digest(found) != header.config:
-            raise CertificateError("plan.toml", "plan.toml does not have the hash that run.json gives it")
+            raise CertificateError("plan.toml", f"plan.toml does not have the hash in run.json{RESTORE}")
         return found
 
     def contents(self) -> Contents:
@@ -118,18 +118,19 @@ class RunFolder:
         """Return the keyed fingerprint of the run's data, from checkpoint/data.json."""
         data = durable_files.read(self.private / "data.json")
         if hashlib.sha256(data).hexdigest() != header.private:
-            raise CertificateError("checkpoint/data.json", "checkpoint/data.json does not have the hash in run.json")
+            name = "checkpoint/data.json"
+            raise CertificateError(name, f"{name} does not have the hash in run.json{RESTORE}")
         return Fingerprint.of_bytes(data)
 
     def history(self) -> list[dict[str, Any]]:
         return charge_log.read_lines(self._read(HISTORY), HISTORY)
 
     def refusal(self, held: Contents) -> BudgetError | None:
-        """Return the budget error that ended the run before its last round; None without one."""
+        """Return the budget error that ended the run before its last round; None if no budget ended it."""
         return charge_log.read_refusal(self.path, held.log, held.config, held.header.config)
 
     def facts(self, held: Contents | None = None) -> Facts:
-        """Return the facts that a certificate needs beside the plan: charges, metrics, versions, ledger statement."""
+        """Return the facts for the certificate beside the plan: charges, metrics, versions, ledger statement."""
         held = held or self.contents()
         config, header, model, history = held.config, held.header, self.path / "model.safetensors", self.history()
         digest = hashlib.sha256(model.read_bytes()).hexdigest() if model.is_file() else ""
@@ -152,6 +153,7 @@ class RunFolder:
             early="" if stop is None or last in (None, config.plan.rounds) else stop.words,
             in_memory=any(line.get("kept") == MEMORY for line in ran),
             own_code=OwnCode.of_headers(ran),
+            sum_length=max((int(line.get("sum_length", 0)) for line in ran), default=0),
         )
         found = facts_of_charges(config.plan, held.log.rounds, held.cohorts, known, settled)
         return replace(found, ledger=admission.read_statement(self.path, config, found))
@@ -171,7 +173,7 @@ class RunFolder:
         return made
 
     def certificate(self, last: str | None = None) -> dict[str, Any]:
-        """Compute the certificate from all files; `last` is the checkpoint's sha256 where checkpoint/ is missing."""
+        """Compute the certificate from all files; `last` is the checkpoint's SHA-256 if checkpoint/ is missing."""
         held = self.contents()
         last = self._check_at_rest(held) if last is None else last
         bound: dict[str, Any] = {
@@ -187,18 +189,18 @@ class RunFolder:
         paid = charge_log.read_receipts(self.path)
         if paid is not None:
             if charge_log.whole_lines(paid) != paid:
-                raise CertificateError(RECEIPTS, f"{RECEIPTS} ends in an incomplete line")
+                raise CertificateError(RECEIPTS, f"{RECEIPTS} ends in an incomplete line{RESTORE}")
             bound["receipts_sha256"] = PrefixHash.of(paid).sha256
         made = {**certificate(held.config.plan, self.facts(held)), "run": bound}
         return dict(json.loads(json.dumps(made)))
 
     def _check_at_rest(self, held: Contents) -> str:
-        """Return the sha256 of the last checkpoint; refuse a folder whose files do not agree with that checkpoint.
+        """Return the SHA-256 of the last checkpoint; refuse a folder whose files do not agree with that checkpoint.
 
         A damaged checkpoint is refused: only a resumed run falls back to the checkpoint before the last.
         """
         if held.log.torn:
-            raise CertificateError(CHARGES, f"{CHARGES} ends in an incomplete line")
+            raise CertificateError(CHARGES, f"{CHARGES} ends in an incomplete line{RESTORE}")
         self.fingerprint(held.header)
         charge_log.check_second_copy(durable_files.read(self.private / "charged"), held.log, at_rest=True)
         file, before, last = self.private / STATE, self.private / BEFORE, None
@@ -209,27 +211,29 @@ class RunFolder:
                 if before.exists():
                     Checkpoint.of_bytes(durable_files.read(before)).check(held.log, fallback=True)
             except TornError as error:
-                raise CertificateError("checkpoint", f"a checkpoint is damaged ({error})") from None
+                raise CertificateError("checkpoint", f"a checkpoint is damaged ({error}){RESTORE}") from None
         for name, bound in ((HISTORY, last and last.history), (ENGINE, last and last.engine)):
             if PrefixHash.of(self._read(name)) != (bound or PrefixHash()):
-                raise CertificateError(name, f"{name} does not have the hash that the checkpoint states")
+                raise CertificateError(name, f"{name} does not have the hash in the checkpoint{RESTORE}")
         stop, rounds = held.config.run.stop, held.config.plan.rounds
         end = rounds if stop is None else stop.ends(self.history()) or rounds
         if self.refusal(held) is None and (last is None or last.state.t != end):
-            raise CertificateError("checkpoint", "the checkpoint is not of the last round, and no budget ended the run")
+            what = "the checkpoint is not of the last round, and no budget ended the run"
+            raise CertificateError("checkpoint", f"{what}; fix: finish the run with sordino run --resume")
         return "" if last is None else last.sha256
 
     def certify(self) -> dict[str, Any]:
-        """Return the stored certificate if it equals the one computed from this folder; else `CertificateError`."""
+        """Return the certificate computed from this folder; raise `CertificateError` if the stored one differs."""
         if not (self.path / "certificate.json").is_file():
             found = f"no certificate.json in {self.path}"
-            raise ConfigError(found, "a finished run", "finish it: sordino run --resume")
+            raise ConfigError(found, "the folder of a finished run", "finish the run: sordino run --resume")
         text = self._read("certificate.json")
         try:
             stored = parse(text)
             last = None if self.private.exists() else str(stored["run"]["checkpoint_sha256"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CertificateError("certificate.json", f"certificate.json is not a certificate ({error})") from None
+            what = f"certificate.json is not a certificate ({error})"
+            raise CertificateError("certificate.json", what + RESTORE) from None
         computed = self.certificate(last)
         compare_text(stored, text.decode(), computed)
         return computed
@@ -237,21 +241,22 @@ class RunFolder:
 
 # ---- runs for reports
 def subjects(targets: list[Path]) -> list[Subject]:
-    """Certify each run for a report, and name it by the shortest path suffix that is unique."""
+    """Check the certificates of runs for a report, and name each run by the shortest unique end of its path."""
     if not targets:
-        raise ConfigError("no run", "the folder of a run, or several", "give the --out of 'sordino run'")
+        raise ConfigError("no run", "the folder of at least one run", "pass the --out folder of 'sordino run'")
     paths = [target.resolve().parts for target in targets]
     twice = next((parts for parts in paths if paths.count(parts) > 1), None)
     if twice is not None:
-        raise ConfigError(f"{'/'.join(twice)} twice", "every run once", "drop the repeated path")
+        raise ConfigError(f"the run {'/'.join(twice)} twice", "each run once", "drop the repeated path")
     words = next(n for n in range(1, max(map(len, paths)) + 1) if len({parts[-n:] for parts in paths}) == len(paths))
     return [subject(target, "/".join(parts[-words:])) for target, parts in zip(targets, paths, strict=True)]
 
 
 def subject(target: Path, name: str) -> Subject:
-    """Certify a run's folder or the certificate file of a DP-SGD loop, and return its data for a report."""
+    """Check the certificate of a run's folder, or of a DP-SGD loop's file, and return the run's data for a report."""
     if not target.exists():
-        raise ConfigError(f"{target}, which does not exist", "the folder of a run, or the file of a loop")
+        needed = "the folder of a run, or the certificate file of a DP-SGD loop"
+        raise ConfigError(f"{target}, which does not exist", needed, "correct the path")
     if target.is_file():
         loop = account.certify(target)
         return Subject(name, loop.certificate, loop.plan, loop.facts)
@@ -269,7 +274,7 @@ def subject(target: Path, name: str) -> Subject:
 
 
 def audits(folder: Path, run: str) -> dict[str, Any]:
-    """Return the results of `sordino audit` on this run, by layer, from audit.json."""
+    """Return the results of `sordino audit` for this run, by audit layer, from audit.json."""
     file = folder / AUDIT
     if not file.exists():
         return {}
@@ -280,11 +285,11 @@ def audits(folder: Path, run: str) -> dict[str, Any]:
             return layers
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
-    raise ConfigError(f"{file}, which is damaged", "a file of 'sordino audit'", "remove the file, and audit again")
+    raise ConfigError(f"{file}, which is damaged", "a file of 'sordino audit'", "remove the file and audit again")
 
 
 def keep_audit(folder: Path, layer: str, found: dict[str, Any]) -> None:
-    """Write the result of one audit layer into the run's audit.json; no other file of the run is changed."""
+    """Write the result of one audit layer into audit.json of a run's folder; no other file is changed."""
     run = RunFolder.open(folder).contents().header.run
     text = json.dumps({"run": run, "layers": {**audits(folder, run), layer: found}}, indent=2) + "\n"
     durable_files.write(folder / AUDIT, text.encode(), durable_files.PRIVATE)

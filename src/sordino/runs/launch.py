@@ -1,7 +1,7 @@
-"""Launcher of `sordino run --workers N`: it starts N ranks on this machine, watches them, and ends all of them.
+"""Launcher of `sordino run --workers N`: starts N worker processes (ranks) on this machine and ends all of them.
 
-The watching process loads no torch. When a rank dies, the watcher ends the other ranks and prints one sentence on what
-happened; a rank whose watcher has ended ends too.
+The launching process does not import torch. If a rank dies, the launcher ends the other ranks and prints one sentence
+on the reason; if the launcher dies, the ranks end themselves. Called by `cli`.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ from sordino.version import RANK, RENDEZVOUS
 
 FAILED, LOST = 3, 4  # exit codes of a rank: it failed, or another rank failed
 OWN = (0, 1, 2, 130)  # exit codes of rank 0 that become the exit code of the run
-PREFIX, LOCK = "sordino-", "watched"  # names of the ranks' rendezvous folder, and of the file that the watcher locks
+PREFIX, LOCK = "sordino-", "watched"  # names of the ranks' rendezvous folder, and of the file that the launcher locks
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 GRACE = 3.0  # seconds until ranks that should end are killed
 
 
 def choose_engine(engine: str | None, workers: int | None) -> tuple[str, int]:
-    """Return the engine of `sordino run`, and how many worker processes to start for it (0: run in this process).
+    """Return the engine of `sordino run` and the number of worker processes to start (0: run in this process).
 
-    --engine and --workers that contradict each other, or torchrun, are refused.
+    Options --engine and --workers that contradict each other, or contradict torchrun, are refused.
     """
     rank = os.environ.keys() >= RANK
     if rank and workers is not None:
         found = f"--workers {workers} in a process that torchrun started"
-        raise ConfigError(found, "torchrun or --workers", "drop --workers: torchrun's --nproc-per-node sets the number")
+        fix = "drop --workers; set the number by torchrun's --nproc-per-node"
+        raise ConfigError(found, "either torchrun or --workers", fix)
     if rank and engine == "inprocess":
         found = "--engine inprocess in a process that torchrun started"
-        raise ConfigError(found, "--engine distributed, or no torchrun", "drop one of them")
+        raise ConfigError(found, "--engine distributed, or no torchrun", "drop --engine, or start without torchrun")
     if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers}", "at least 1")
+        raise ConfigError(f"--workers {workers}", "at least 1 worker", "pass a positive number, or drop --workers")
     if workers is not None and engine not in (None, "distributed"):
         found = f"--workers {workers} with --engine {engine}"
-        raise ConfigError(found, "--engine distributed, which has workers", "drop one of them")
+        raise ConfigError(found, "--engine distributed, the only engine with workers", "drop one of the two options")
     if rank or (workers is None and engine != "distributed"):
         return engine or ("distributed" if rank else "inprocess"), 0
     return "distributed", workers or os.cpu_count() or 1
@@ -54,9 +55,9 @@ def choose_engine(engine: str | None, workers: int | None) -> tuple[str, int]:
 
 @contextmanager
 def stop_signals() -> Iterator[None]:
-    """Raise `Stopped` on SIGTERM and SIGHUP, so that files are closed and processes ended first.
+    """Raise `Stopped` on SIGTERM and SIGHUP, so that files are closed and processes are ended before the exit.
 
-    A signal that is ignored (nohup) stays ignored. In a rank nothing changes: its watcher, or torchrun, ends it.
+    An ignored signal (nohup) stays ignored. Ranks are left as they are, since the launcher or torchrun ends them.
     """
 
     def stop(number: int, _frame: object) -> None:
@@ -73,9 +74,9 @@ def stop_signals() -> Iterator[None]:
 
 
 def launch(command: Sequence[str], workers: int, threads: int = 1) -> int:
-    """Run `python command...` as ranks 0 to workers - 1; return the exit code of rank 0, or raise `RankError`.
+    """Run `python command...` in `workers` processes (ranks); return the exit code of rank 0, or raise `RankError`.
 
-    The ranks rendezvous through a file, which needs no free port, and listen on the loopback interface only.
+    The ranks find each other through a file, which needs no free port, and listen on the loopback interface only.
     """
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     with stop_signals(), rendezvous_folder() as folder:
@@ -88,7 +89,7 @@ def launch(command: Sequence[str], workers: int, threads: int = 1) -> int:
                 own = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 words, out = [sys.executable, *command], None if rank == 0 else subprocess.DEVNULL
                 with open(folder / f"stderr.{rank}", "wb") as errors:
-                    # stdin is never written to: its end tells a rank that its watcher is gone
+                    # stdin is never written to: its end tells a rank that the launcher has ended
                     ranks.append(subprocess.Popen(words, env=own, stdin=subprocess.PIPE, stdout=out, stderr=errors))
             codes = _watch(ranks)
         finally:
@@ -98,7 +99,7 @@ def launch(command: Sequence[str], workers: int, threads: int = 1) -> int:
 
 @contextmanager
 def rendezvous_folder() -> Iterator[Path]:
-    """Create the ranks' rendezvous folder; remove folders of killed watchers, which no process locks any more."""
+    """Create a temporary folder in which ranks find each other; remove such folders of killed launchers."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
         with suppress(OSError), open(left, "rb") as held:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,7 +111,7 @@ def rendezvous_folder() -> Iterator[Path]:
 
 
 def _watch(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """Return the ranks' exit codes once rank 0 has ended, or once it is known which rank failed first."""
+    """Return the exit codes when rank 0 has ended, or when the first rank that failed can be told."""
     until = float("inf")
     while True:
         codes = [rank.poll() for rank in ranks]
@@ -126,7 +127,6 @@ def _watch(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Send every rank SIGTERM, and SIGKILL if it is still running after `GRACE` seconds."""
     for rank in ranks:
         with suppress(OSError):
             rank.terminate()
@@ -142,7 +142,7 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _verdict(codes: Sequence[int | None], errors: Sequence[str]) -> int:
-    """Return the exit code of rank 0 if that decides the run, else raise the error of the rank that failed first."""
+    """Return the exit code of rank 0, or raise the error of the rank that failed first."""
     first = next((rank for rank, code in enumerate(codes) if code not in (None, 0, LOST)), None)
     if codes[0] == 0 or (codes[0] in OWN and first in (None, 0)):
         sys.stderr.write(errors[0] if codes[0] != 130 else "")  # the caller reports an interrupt

@@ -1,4 +1,4 @@
-"""Rounds of a run, recorded in a folder or in memory, and their progress bars. Called by `execute` and by `train`."""
+"""Rounds of a run, recorded in a folder or in memory, and progress bars. Called by `execute` and `train`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from sordino.loop import Round, Tally, check, run
 from sordino.outcome import DIAGNOSTIC, history_line
 from sordino.plan import State
 from sordino.rng import Mode
+from sordino.runs.charge_log import RESTORE
 from sordino.task import Task
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ OnRound = Callable[[dict[str, Any]], None]
 @codec.hides_values
 @dataclass
 class InMemoryRun(Tally):
-    """Charges and history of a run without a folder, as `train` makes it."""
+    """Charges and history of a run of `train` that has no folder."""
 
     run: str = field(default_factory=lambda: secrets.token_hex(16))  # id, also if the run is saved to a folder later
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -51,16 +52,16 @@ class InMemoryRun(Tally):
         self.history.append(line)
 
     def save(self, state: State) -> None:
-        """Do nothing: `run_rounds` returns the last state."""
+        """Do nothing, since `run_rounds` returns the last state."""
 
     def refuse(self, config: Config, error: BudgetError) -> None:
-        """Do nothing: the error is raised."""
+        """Do nothing, since `run_rounds` returns the error."""
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class RunStart:
-    """State of a run before its next round, new or resumed."""
+    """State of a new or resumed run before its next round."""
 
     writer: RunWriter | InMemoryRun
     state: State | None = None  # None: no round has run
@@ -71,9 +72,9 @@ class RunStart:
 
 
 def check_run(config: Config, task: Task, engine: Engine) -> None:
-    """Refuse a wrong plan, task, budget, metric or stopping rule before anything is charged or written.
+    """Refuse an invalid plan, task, budget, metric or stopping rule before anything is charged or written.
 
-    A plan whose epsilon the accountant cannot prove is refused too.
+    A plan whose epsilon the accountant cannot compute is refused too.
     """
     check(config.plan, task, engine)
     if config.privacy.silos or config.privacy.client_epsilon is not None:
@@ -96,16 +97,14 @@ def run_rounds(
         for who, saved, new in (("server", found.memory, state.memory), ("release", found.noise, state.noise)):
             shapes = [{name: (one.shape, one.dtype) for name, one in memory.items()} for memory in (saved, new)]
             if shapes[0] != shapes[1]:
-                raise CertificateError("checkpoint", f"the checkpoint does not hold the state of this plan's {who}")
+                what = f"the checkpoint has tensors of other shapes than this plan's {who}"
+                raise CertificateError("checkpoint", what + RESTORE)
         state = found
     if plan.prepare and not released_histograms(state):  # charged and saved before round 1, for a resumed run to read
         if config.privacy.limited and start.writer.charged:
-            wrong = "histograms that were charged and then lost by a kill, and a budget that covers them only once"
-            raise ConfigError(
-                wrong,
-                "a checkpoint with the released histograms",
-                "start a new run in another --out; charged rounds stay charged",
-            )
+            lost = "histograms that were charged and then lost by a kill, and a budget that covers them only once"
+            fix = "start a new run in another --out; charged rounds stay charged"
+            raise ConfigError(lost, "a checkpoint with the released histograms", fix)
         state = prepare_columns(plan, task, config.streams, start.writer.charge, state)[1]
         start.writer.save(state)
     seen, stop = list(start.history), asked.stop
@@ -129,7 +128,10 @@ def run_rounds(
 
 
 def keep_round(writer: RunWriter | InMemoryRun, done: Round, show: OnRound | None, noise: Mode) -> dict[str, Any]:
-    """Write a round's history line, then its checkpoint; `--resume` drops a line without a checkpoint."""
+    """Write a round's history line, then its checkpoint, and return the line.
+
+    `--resume` drops a history line that has no checkpoint.
+    """
     line = history_line(done)
     writer.record(line, noise)
     writer.save(done.state)
@@ -139,7 +141,7 @@ def keep_round(writer: RunWriter | InMemoryRun, done: Round, show: OnRound | Non
 
 
 def single_class_note(history: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Return a note if the last evaluated model predicts one class only, which accuracy alone does not show."""
+    """Return a note for the user if the last evaluated model predicts one class only, else nothing."""
     last: dict[str, Any] = next((line for line in reversed(history) if "loss" in line), {})
     if "only_class" not in last:
         return ()
@@ -149,7 +151,7 @@ def single_class_note(history: list[dict[str, Any]]) -> tuple[str, ...]:
 # ---- progress
 @contextmanager
 def bar_where_seen(rounds: int, asked: bool = True) -> Iterator[OnRound]:
-    """Show a progress bar in a notebook or on a terminal's standard error; none in a pipe, or unless `asked`."""
+    """Show a progress bar in a notebook or on a terminal's standard error, if `asked`; show none in a pipe."""
     shell = sys.modules.get("IPython")  # set only if it was imported
     if asked and shell is not None and hasattr(shell.get_ipython(), "kernel"):
         from IPython.display import HTML, display
@@ -171,7 +173,7 @@ def bar_where_seen(rounds: int, asked: bool = True) -> Iterator[OnRound]:
 
 @contextmanager
 def terminal_bar(rounds: int, stderr: bool = False) -> Iterator[OnRound]:
-    """Show a progress bar with the metrics of the last evaluation; on standard error the bar vanishes at the end."""
+    """Show a progress bar with the last evaluated metrics; on standard error the bar is removed at the end."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -183,7 +185,7 @@ def terminal_bar(rounds: int, stderr: bool = False) -> Iterator[OnRound]:
 
 
 def summary(line: dict[str, Any]) -> str:
-    """Return accuracy, rmse and loss of one history line as text, with its warnings."""
+    """Format accuracy, rmse and loss of one history line, with its warnings."""
     figures = (f"{name} {line[name]:.3f}" for name in ("accuracy", "rmse", "loss") if name in line)
     return " ".join(figures) + warnings(line)
 

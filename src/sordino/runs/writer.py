@@ -1,8 +1,8 @@
 """Writer of a run's folder: creation, lock, charges, history and checkpoints. Called by `execute`.
 
-Order within a round: the charge and its second copy are on disk before noise is drawn; after the server's step follow
-the history line and then the checkpoint. So a killed run resumes from its last checkpoint with all its charges. The
-writer knows the head of the charge log and the length of every file, so it detects changes by another process.
+In each round the charge and its second copy are on disk before noise is drawn; the history line and then the checkpoint
+are written after the server's step. So a killed run resumes from its last checkpoint with all its charges. The writer
+stores the last hash of the charge log and the length of every file, and so detects changes by another process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sordino.parts.samplers import Cohort
 from sordino.plan import State
 from sordino.rng import Mode
 from sordino.runs import charge_log
-from sordino.runs.charge_log import CHARGES, RECEIPTS, ChargeLog, PrefixHash
+from sordino.runs.charge_log import CHARGES, RECEIPTS, RESTORE, ChargeLog, PrefixHash
 from sordino.task import Task
 from sordino.version import __version__, versions
 
@@ -56,9 +56,9 @@ _EARLIER = tuple[EarlierRun, ...]
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """HMAC-SHA256 of each part of the data (checkpoint/data.json); the key is never released.
+    """Keyed hashes (HMAC-SHA256) of each part of the data, as in checkpoint/data.json; the key is never released.
 
-    `words` are the outputs of module and loss on synthetic records, by which changed code of a script is detected.
+    `words` are the outputs of module and loss on synthetic records, which detect changed code of the user.
     """
 
     key: str
@@ -83,7 +83,7 @@ class Fingerprint:
         return cls(key, parts, model_answers(task))
 
     def changed(self, task: Task) -> list[str]:
-        """Return the names of the parts of a task's data that differ from the fingerprint."""
+        """Return the names of the parts of a task that differ from the fingerprint."""
         now = Fingerprint.of(task, self.key)
         other = [name for name, before in self.parts.items() if now.parts.get(name) != before]
         return other or ([] if same_answers(self.words, now.words) else [_ANSWERS])
@@ -94,12 +94,13 @@ class Fingerprint:
             table: dict[str, Any] = json.loads(data)
             return cls(str(table["key"]), dict(table["parts"]), tuple(map(float, table.get("words", ()))))
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise CertificateError("checkpoint/data.json", "checkpoint/data.json is not a fingerprint") from None
+            name = "checkpoint/data.json"
+            raise CertificateError(name, f"{name} is not a fingerprint of the data{RESTORE}") from None
 
 
 @dataclass(frozen=True)
 class Header:
-    """Content of run.json, written once when the folder is created; its hash is the root of the charge log."""
+    """Content of run.json, written once when the folder is created; its hash begins the hash chain of charges."""
 
     run: str
     config: str
@@ -127,11 +128,11 @@ class Header:
                 return found
         except (ValueError, TypeError, KeyError, RecursionError, UserError):
             pass
-        raise CertificateError("run.json", "run.json is not a header that this program has written")
+        raise CertificateError("run.json", f"run.json is not a header in the format of this program{RESTORE}")
 
 
 def software(config: Config) -> str:
-    """Return the version of this package and of packages whose parts the configuration uses."""
+    """Return the version of Sordino and of the packages whose parts the configuration uses."""
     others = sorted({f" and {part.package} {part.version}" for part in config.foreign})
     return "".join([__version__, *others])
 
@@ -144,7 +145,7 @@ class TornError(Exception):
 @codec.hides_values
 @dataclass(frozen=True)
 class Checkpoint:
-    """State after a round, with the charge log's head and the hashes of history.jsonl and engine.jsonl at that time."""
+    """State after a round, with the last hash of the charge log and the hashes of history.jsonl and engine.jsonl."""
 
     state: State
     head: str
@@ -152,7 +153,6 @@ class Checkpoint:
     engine: PrefixHash
 
     def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the metadata and the named tensors of the checkpoint file."""
         named = {f"{side}.{name}": one for side in _SIDES for name, one in getattr(self.state, side).items()}
         logs = {"history": [self.history.size, self.history.sha256], "engine": [self.engine.size, self.engine.sha256]}
         bound = {"t": self.state.t, "head": self.head, **logs}
@@ -160,7 +160,7 @@ class Checkpoint:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the checkpoint's tensors, round number, charge log head and file hashes."""
+        """SHA-256 of the checkpoint's tensors, round number, last hash of the charge log, and file hashes."""
         bound, named = self._content()
         found = hashlib.sha256(json.dumps(bound).encode())
         for name, tensor in named.items():
@@ -174,7 +174,7 @@ class Checkpoint:
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Checkpoint:
-        """Parse the bytes of `to_bytes`, or raise `TornError`."""
+        """Parse a checkpoint from the bytes of `to_bytes`; raise `TornError` if they are damaged."""
         try:
             bound = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["sordino"])
             named = safetensors.torch.load(data)
@@ -188,11 +188,11 @@ class Checkpoint:
         except Exception as error:  # whatever a damaged file makes its readers raise
             raise TornError(str(error)) from None
         if not whole:
-            raise TornError("its bytes do not have its checksum")
+            raise TornError("its bytes do not match its checksum")
         return found
 
     def save(self, folder: Path) -> None:
-        """Write the checkpoint and keep the one before it, so that at any time one of the two is undamaged."""
+        """Write the checkpoint beside the one before it, so that at any time one of the two is undamaged."""
         durable_files.stage(folder / STATE, self.to_bytes(), durable_files.PRIVATE)
         if (folder / STATE).exists():
             durable_files.move(folder / STATE, folder / BEFORE)
@@ -201,7 +201,7 @@ class Checkpoint:
     def check(self, log: ChargeLog, *, fallback: bool = False) -> None:
         """Refuse a checkpoint of another charge log, or one after which more than one round was charged.
 
-        After a `fallback`, the checkpoint before the last, two rounds may have been charged.
+        If `fallback`, the checkpoint is the one before the last, after which two rounds may have been charged.
         """
         t, heads, wrong = self.state.t, log.heads[1:], ""
         if self.head not in heads:
@@ -214,11 +214,11 @@ class Checkpoint:
             elif not later <= ({1, 2} if fallback else {1}):
                 wrong = f"is of round {t}, and later rounds were charged and saved"
         if wrong:
-            raise CertificateError("checkpoint", f"the checkpoint {wrong}")
+            raise CertificateError("checkpoint", f"the checkpoint {wrong}{RESTORE}")
 
 
 def latest(folder: Path, log: ChargeLog) -> tuple[Checkpoint | None, str]:
-    """Return the last undamaged checkpoint, None before the first, and why a later one was not used.
+    """Return the last undamaged checkpoint (None if there is none yet), and why a later one was not used.
 
     A damaged checkpoint is replaced by the one before it, whose next round is run and charged again. An undamaged
     checkpoint that disagrees with the charges is refused: no kill can cause that.
@@ -235,19 +235,20 @@ def latest(folder: Path, log: ChargeLog) -> tuple[Checkpoint | None, str]:
         try:
             older = Checkpoint.of_bytes(durable_files.read(folder / BEFORE))
         except TornError as error:
-            what = f"checkpoint/{STATE} {why}, and the one before it is damaged too ({error}): start a new run"
+            what = f"checkpoint/{STATE} {why}, and the one before it is damaged too ({error}); fix: start a new run"
             raise CertificateError("checkpoint", what) from None
         older.check(log, fallback=True)
         return older, why
     if why != "is missing" or any(charge.round > 1 for charge in log.charges):
-        raise CertificateError("checkpoint", f"checkpoint/{STATE} {why}, and there is none before it: start a new run")
+        what = f"checkpoint/{STATE} {why}, and there is none before it; fix: start a new run"
+        raise CertificateError("checkpoint", what)
     return None, ""
 
 
 # ---- writing
 @dataclass
 class GrowingFile:
-    """An append-only file of lines, with its size and hash."""
+    """Append-only file of lines, with its size and hash."""
 
     file: Path
     size: int
@@ -265,7 +266,7 @@ class GrowingFile:
 
 
 class RunWriter:
-    """Writer of a run's folder, which appends to its files; every release is charged here before its noise is drawn."""
+    """Writer of a run's folder: charges before noise is drawn, receipts, history lines and checkpoints."""
 
     def __init__(
         self, path: Path, config: Config, header: Header, log: ChargeLog, history: bytes = b"", engine: bytes = b""
@@ -287,9 +288,9 @@ class RunWriter:
         )
 
     def charge(self, t: int, cohort: Cohort | None) -> None:
-        """Write the charge of round t before its noise is drawn: to both copies here, and to the ledger if any.
+        """Write the charge of round t (from 0) to both copies in the folder, and to the ledger if there is one.
 
-        `cohort` is None where the release does not reveal the cohort.
+        `cohort` is None if the release does not reveal the cohort.
         """
         line = charge_log.next_charge(t, cohort, self.header.config, self.head)
         self.charges.append(line)
@@ -300,13 +301,13 @@ class RunWriter:
             self.admission.note(t + 1, self.head)
 
     def settle(self, refused: tuple[int, ...], paid: tuple[Receipt, ...]) -> None:
-        """Write the silos' refusals and receipts of the last charged round."""
+        """Write which silos refused the last charged round, and the receipts of the others."""
         if not self.receipts.file.exists():
             durable_files.write(self.receipts.file, b"")
         self.receipts.append(charge_log.receipt_line(RoundReceipts(self.charged, refused, paid)))
 
     def announce(self, rounds: int, header: dict[str, str | int]) -> None:
-        """Write engine and library versions of the rounds after `rounds`: one line per start or resume of the run."""
+        """Write a line with engine and library versions, at each start or resume after `rounds` rounds."""
         self.engine.append(json.dumps({"after_round": rounds, "versions": versions(), **header}).encode())
 
     def record(self, line: dict[str, Any], noise: Mode) -> None:
@@ -332,16 +333,15 @@ def locked(path: Path) -> Iterator[None]:
     try:
         lock = os.open(file, os.O_RDWR | os.O_CREAT, PRIVATE)
     except FileNotFoundError:
-        raise CertificateError("checkpoint", f"checkpoint/ is missing in {path}: start a new run") from None
+        raise CertificateError("checkpoint", f"checkpoint/ is missing in {path}; fix: start a new run") from None
     except OSError as error:
         raise durable_files.trouble(file, error) from None
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(
-                f"{path}, which another process uses", "a folder without a running process", "wait"
-            ) from None
+            found, fix = f"{path}, which another process uses", "wait until that process has ended"
+            raise ConfigError(found, "a folder that no process uses", fix) from None
         yield
     finally:
         os.close(lock)
@@ -351,12 +351,13 @@ def locked(path: Path) -> Iterator[None]:
 def created(
     path: Path, config: Config, task: Task, earlier: tuple[EarlierRun, ...] = (), run: str = ""
 ) -> Iterator[RunWriter]:
-    """Create and lock a run's folder: built under a temporary name, then moved; an existing folder is never replaced.
+    """Create and lock a run's folder, under a temporary name until it is complete.
 
-    `run` is the id of a run that was in memory so far, else random; `earlier` are runs that trained the weights.
+    An existing folder is never replaced. `run` is the id of the run, by default a random one; `earlier` are the runs
+    that trained the initial weights.
     """
     if path.exists() or path.is_symlink():
-        found = f"{path}, which exists"
+        found = f"{path}, which exists already"
         raise ConfigError(found, "a new folder", "choose another --out, or add --resume (resume=True)")
     for left in path.parent.glob(f".{path.name}.*{PARTIAL}"):
         _remove_unfinished(left)
@@ -391,7 +392,7 @@ def created(
 
 
 def _remove_unfinished(left: Path) -> None:
-    """Remove the temporary folder of a killed process; a folder that is still being built is locked and stays."""
+    """Remove the temporary folder of a killed process; a folder that is being built is locked, and is left."""
     with suppress(OSError):
         lock = os.open(left / "checkpoint" / "lock", os.O_RDWR | os.O_CREAT)
         try:

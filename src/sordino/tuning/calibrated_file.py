@@ -1,4 +1,4 @@
-"""Configuration files solved for a privacy budget, for `sordino calibrate`, sweeps at one epsilon and `tune`."""
+"""Calibration of a configuration file to a privacy budget, for `sordino calibrate`, `sweep` and `tune`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ from sordino.plan import Plan
 from sordino.recipes import RECIPES
 
 NOISE = "noise_multiplier"
-REPLACED = ("noise_multiplier", "release")  # keys of a recipe that a solved release replaces
+REPLACED = ("noise_multiplier", "release")  # keys of a recipe that a calibrated release replaces
 
 
 def solve(config: Config, *, epsilon: float | None, delta: float | None = None, free: str = NOISE) -> Plan:
-    """Return the plan of a file with one number solved for `epsilon` at the file's delta, or per silo for its budget.
+    """Return the plan of a file with the number `free` (the noise, by default) calibrated to `epsilon`.
 
-    If each silo has its own delta, one noise multiplier for all is solved at the smallest delta, which is safe for
-    every silo; a plan with a noise multiplier per silo keeps one per silo.
+    With budgets in the file, every silo's noise is calibrated to its own budget. If silos have their own deltas, a
+    common noise multiplier is calibrated at the smallest delta, which is valid for every silo.
     """
     if config.budgets:
         if epsilon is not None or free != NOISE:
             found = "a budget for every silo, and " + ("--epsilon" if epsilon is not None else f"--free {free}")
-            raise ConfigError(
-                found, "either budgets or the option", "drop the option: every silo is solved for its own budget"
-            )
+            fix = "remove the option: every silo's noise is calibrated to its own budget"
+            raise ConfigError(found, "either budgets or the option", fix)
         return calibrate_silos(config.plan, config.budgets)
     if epsilon is None:
         raise ConfigError("no --epsilon, and no budgets under [privacy] silos", "a target epsilon", "add --epsilon 4")
@@ -54,7 +53,7 @@ def multipliers(plan: Plan) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class CalibratedFile:
-    """A solved configuration, the text of its file, and whether that file still has the [recipe] of the input."""
+    """Result of a calibration: the configuration, its TOML text, and whether the text has the input's [recipe]."""
 
     text: str
     config: Config
@@ -64,28 +63,28 @@ class CalibratedFile:
 def calibrated_file(
     text: str, table: Mapping[str, Any], *, epsilon: float | None, delta: float | None, free: str
 ) -> CalibratedFile:
-    """Solve a configuration file for its budget; `table` is the parsed `text`, with values changed by --set.
+    """Calibrate a configuration file to its budget; `table` is the parsed `text`, with values changed by --set.
 
-    The output keeps the input's `[recipe]` and writes the solved number into it, if the recipe has a key for that
-    number; else the output has the whole plan. The result is checked like `sordino plan`.
+    The calibrated number is written into the input's `[recipe]` if the recipe has a key for it; otherwise the whole
+    plan is written. The result is checked as `sordino plan` does.
     """
     config, given = parse(table), dict(table)
     plan = solve(config, epsilon=epsilon, delta=delta, free=free)
     if delta is not None:
         given["privacy"] = {**given.get("privacy", {}), "delta": delta}
-    kept = _with_recipe(given, plan, epsilon, free)
-    if kept is None:
+    with_recipe = _with_recipe(given, plan, epsilon, free)
+    if with_recipe is None:
         privacy = config.privacy if delta is None else replace(config.privacy, delta=delta)
         solved = replace(config, plan=plan, privacy=privacy)
         text = codec.to_toml(solved)
     else:
-        solved, text = parse(kept), _edited(text, kept)
+        solved, text = parse(with_recipe), _edited(text, with_recipe)
     solved.check_budget()
-    return CalibratedFile(text, solved, kept is not None or "recipe" not in table)
+    return CalibratedFile(text, solved, with_recipe is not None or "recipe" not in table)
 
 
 def _with_recipe(table: Mapping[str, Any], plan: Plan, epsilon: float | None, free: str) -> dict[str, Any] | None:
-    """Return the table with recipe values that build `plan`; None if no recipe values do."""
+    """Return the table with those recipe values that build `plan`; None if there are none."""
     recipe = table.get("recipe")
     if not isinstance(recipe, Mapping):
         return None
@@ -103,7 +102,7 @@ def _with_recipe(table: Mapping[str, Any], plan: Plan, epsilon: float | None, fr
 
 
 def _candidates(plan: Plan, epsilon: float | None, delta: float | None, free: str) -> Iterator[dict[str, Any]]:
-    """Yield recipe keys with values that may set the solved number."""
+    """Yield tables of recipe keys that may set the calibrated number."""
     yield {}
     if free == "rounds":
         yield {"rounds": plan.rounds}
@@ -125,7 +124,7 @@ def _candidates(plan: Plan, epsilon: float | None, delta: float | None, free: st
 
 
 def _edited(text: str, table: dict[str, Any]) -> str:
-    """Return the input text with one number changed, so that comments stay; else the table as new TOML."""
+    """Return the input text with one number changed, so that comments stay; failing that, `table` as new TOML."""
     if tomllib.loads(text) == table:
         return text
     recipe = table["recipe"]

@@ -1,11 +1,12 @@
 """Private hyperparameter selection (`sordino tune --private`): the best of a random number of private runs is released.
 
-    charge the whole search to the ledger; draw K (secret); K times: draw a candidate, run it, score it on public rows;
-    release the best; all trials have the same cost, and the search costs `Tuned` of that cost
+    charge the whole search to the ledger; draw the number of trials K, which stays secret;
+    K times: draw a candidate, run it privately, score it on public rows;      release the best run
 
-Guarantee: Papernot, Steinke 2022 (accounting.renyi), against an adversary who sees the folder of the best trial. Other
-trials are removed at once, their numbers are printed nowhere, and K is in no file. Trials that remain after a kill are
-removed unread by the next search into the same folder; if somebody reads them, no certificate covers that release.
+All trials have the same privacy cost. The cost of the search is that of Papernot, Steinke 2022 (accounting.renyi),
+against an adversary who sees the folder of the best trial. Other trials are removed at once, their metrics are printed
+nowhere, and K is in no file. Trials that remain after a kill are removed unread by the next search into the same
+folder; if somebody reads them, no certificate covers that release.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ FREE = ("recipe.", "plan.", "task.model", "task.loss")  # keys in which trials m
 
 @dataclass(frozen=True)
 class PrivateTuning:
-    """A private hyperparameter search: file, search space, distribution of the number of trials, target epsilon."""
+    """Private hyperparameter search: its file, search space, distribution of the number of trials, target epsilon."""
 
     sweep: Sweep
     space: Space
@@ -73,15 +74,14 @@ class PrivateTuning:
 
     @cached_property
     def noise_multiplier(self) -> float | None:
-        """Noise multiplier of every trial with which the whole search costs `epsilon`; None without a target
-        epsilon.
-        """
+        """Noise multiplier of every trial for which the whole search costs `epsilon`; None without such a target."""
         config = self.sweep.config({})
         if self.epsilon is None:
             return None
         if config.deltas or multipliers(config.plan):
+            needed = "the same noise and delta in all silos"
             fix = "drop --epsilon: every silo keeps its noise, and the certificate states the cost of all trials"
-            raise ConfigError("--epsilon with silos that differ in noise or delta", "equal silos", fix)
+            raise ConfigError("--epsilon with silos that differ in noise or delta", needed, fix)
         reads = config.plan.local.reads
         weakest = 0 if reads is None else int(np.argmin(reads.sizes))
 
@@ -100,11 +100,13 @@ class PrivateTuning:
         """Refuse a search over data, a plan without a guarantee, or values that change the cost of a trial."""
         wrong = next((key for key in self.space if not key.startswith(FREE)), None)
         if wrong is not None:
-            raise ConfigError(f"{wrong} in the search space", f"keys of {', '.join(FREE)}", f"drop {wrong}")
+            needed = f"only keys that begin with {', '.join(FREE)}"
+            raise ConfigError(f"{wrong} in the search space", needed, f"remove {wrong} from it")
         config = self.config({})
         cost = run_cost(config.plan, admission.planned_facts(config))
         if headline(cost.of("models"), config.delta, config.deltas)["epsilon"] is None:
-            raise ConfigError("private tuning of a plan without a guarantee", "noise", "give --epsilon")
+            found = "private tuning of a plan without a guarantee"
+            raise ConfigError(found, "a plan with noise", "give --epsilon, or a noise multiplier in the file")
         for key, values in self.space.items():
             if isinstance(values, Interval):
                 ends = (values.low, values.high)
@@ -118,12 +120,12 @@ class PrivateTuning:
         costs = [run_cost(one.plan, admission.planned_facts(one)) for one in (own, config)]
         if costs[0] != costs[1] or (own.delta, own.deltas) != (config.delta, config.deltas):
             keys = ", ".join(f"{key} = {value}" for key, value in changes.items())
-            needed = "trials that all cost the same: steps, clip norms, models, but not rounds, rates or noise"
-            fix = "set it in the file, or give --epsilon"
+            needed = "trials of equal cost, which may differ in step sizes, clip norms and models only"
+            fix = f"set {' and '.join(changes)} to one value in the file"
             raise ConfigError(f"{keys}, which changes the privacy cost of a trial", needed, fix)
 
     def draw(self) -> list[tuple[Changes, Config]]:
-        """Draw the number of trials, their candidates and, in simulation, their seeds; all of these stay secret."""
+        """Draw the number of trials, each trial's candidate and, in simulation, its seed; all of these stay secret."""
         config = self.config({})
         rng = config.streams.at(0, "tries")
         found = []
@@ -137,9 +139,9 @@ class PrivateTuning:
 
 
 def tune_private(tuning: PrivateTuning, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run the trials, move the folder of the best one to `out`, and remove all others; return what is released.
+    """Run the trials, move the folder of the best one to `out`, remove all others, and return what is released.
 
-    Released are the best run, its metric on the rows that chose it, and its metric on other public rows.
+    Released are the best run, its metric on the rows by which it was selected, and its metric on other public rows.
     """
     if out.exists():
         raise ConfigError(f"{out}, which exists", "a new folder", "choose another --out")
@@ -167,7 +169,8 @@ def tune_private(tuning: PrivateTuning, out: Path, say: Callable[[str], None]) -
                 shutil.rmtree(folder / "trial")
         if best is None:
             raise DivergedError(
-                "every trial of this search diverged; nothing is released, and the cost of the search stays charged"
+                "every trial of this search diverged; nothing is released, and the cost of the search stays charged; "
+                "search smaller step sizes"
             )
         durable_files.move(folder / "best", out)
     changes, done = best
@@ -184,7 +187,6 @@ def _public_rows(task: Task) -> str:
 
 @contextmanager
 def _private_folder(out: Path) -> Iterator[Path]:
-    """Create a folder that only its owner may read, and remove it at the end; leftovers of a kill are never read."""
     folder = out.with_name(f".{out.name}.trials")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -194,7 +196,7 @@ def _private_folder(out: Path) -> Iterator[Path]:
         except OSError:
             found = f"{out}, into which another search writes"
             raise ConfigError(found, "a folder for this search alone", "choose another --out, or wait") from None
-        for left in folder.iterdir():
+        for left in folder.iterdir():  # trials of a killed search are never read
             shutil.rmtree(left)
         try:
             yield folder
@@ -209,8 +211,8 @@ def text(found: dict[str, Any]) -> str:
     best = ", ".join(f"{key} = {value_text(value)}" for key, value in found["best"].items())
     return (
         f"best: {best}\n"
-        f"{metric} {found['chosen'][metric]:.4f} by {found['chosen']['by']}, which chose\n"
-        f"{metric} {reported[metric]:.4f} on {reported['rows']}, which had no part in choosing\n"
+        f"{metric} {found['chosen'][metric]:.4f} by {found['chosen']['by']}, which selected this run\n"
+        f"{metric} {reported[metric]:.4f} on {reported['rows']}, which were not used to select\n"
         f"the whole search: epsilon {upto(made['epsilon'], 4)}, delta {upto(made['delta'])}, unit {made['unit']}, "
         f"relation {made['relation']}; nothing but this run is left of it\n"
         f"files: {found['out']}/{{plan.toml, certificate.json, history.jsonl, model.safetensors}}"

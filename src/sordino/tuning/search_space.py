@@ -1,4 +1,4 @@
-"""Search space of a sweep and its list of runs, read from `[sweep]`; called by `sordino sweep` and `tune --private`."""
+"""Search space of a sweep and its list of runs, read from `[sweep]`. Used by `sordino sweep` and `tune --private`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEED, DRAW_SEED, EPSILON = "run.seed", "run.draw_seed", "epsilon"
 
 @dataclass(frozen=True)
 class Interval:
-    """Numbers from low to high, drawn uniformly or uniformly in their logarithm, as integers if `integer`."""
+    """Interval of a search space; values are drawn uniformly, with `log` uniformly in the logarithm."""
 
     low: float
     high: float
@@ -41,10 +41,10 @@ class Interval:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and self.low < self.high < math.inf) or (self.log and self.low <= 0):
             needed = "low < high, both finite" + (" and above 0" if self.log else "")
-            raise ConfigError(f"an interval from {self.low:g} to {self.high:g}", needed)
+            raise ConfigError(f"an interval from {self.low:g} to {self.high:g}", needed, "correct low and high")
 
     def draw(self, rng: np.random.Generator) -> float | int:
-        """Return a random number of the interval, rounded to four digits."""
+        """Draw a number of the interval, rounded to an integer or to four digits."""
         ends = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         found = float(rng.uniform(*ends))
         found = min(max(math.exp(found) if self.log else found, self.low), self.high)
@@ -55,7 +55,10 @@ Space = dict[str, tuple[Any, ...] | Interval]  # key of the file -> values to tr
 
 
 def read_space(table: Mapping[str, Any], prefix: str = "") -> Space:
-    """Read a search space: for each key a list, or { low, high, log, integer }; nested tables continue a key."""
+    """Read a search space from TOML: a list or an interval { low, high, log, integer } for every key.
+
+    Nested tables stand for keys with dots.
+    """
     found: Space = {}
     for name, values in table.items():
         key = f"{prefix}{name}"
@@ -64,10 +67,10 @@ def read_space(table: Mapping[str, Any], prefix: str = "") -> Space:
         elif isinstance(values, Mapping):
             found |= read_space(values, f"{key}.")
         elif not isinstance(values, list | tuple):
-            needed = "a list of values, or { low = ..., high = ... }"
-            raise ConfigError(f"{key} = {brief_repr(values)} in a search", needed)
+            needed = "a list of values, or an interval { low = ..., high = ... }"
+            raise ConfigError(f"{key} = {brief_repr(values)} in a search", needed, f"write {key} = [...]")
         elif not values:
-            raise ConfigError(f"{key} = [] in a search", "at least one value")
+            raise ConfigError(f"{key} = [] in a search", "at least one value", f"give values, or remove {key}")
         else:
             found[key] = tuple(values)
     return found
@@ -81,35 +84,35 @@ def draw_changes(space: Space, rng: np.random.Generator) -> Changes:
 
 
 def combinations(space: Space) -> list[Changes]:
-    """Return all combinations of a grid, the last key varying fastest; an interval is refused."""
+    """Return all combinations of a grid; the last key varies fastest, and an interval is refused."""
     lists: dict[str, tuple[Any, ...]] = {}
     for key, values in space.items():
         if isinstance(values, Interval):
             raise ConfigError(f"an interval for {key} in a grid", "a list of values", "write it under [sweep.random]")
         lists[key] = values
     if math.prod(map(len, lists.values())) > MOST:
-        raise ConfigError(f"a grid of more than {MOST:,} combinations", "fewer", "use [sweep.random] trials = ...")
+        found, fix = f"a grid of more than {MOST:,} combinations", "use [sweep.random] with trials = ..."
+        raise ConfigError(found, "fewer combinations", fix)
     return [dict(zip(lists, one, strict=True)) for one in itertools.product(*lists.values())]
 
 
 def random_combinations(space: Space, trials: int, seed: int) -> list[Changes]:
     """Draw `trials` random combinations with a public seed."""
     if not 1 <= trials <= MOST:
-        raise ConfigError(f"[sweep.random] trials = {trials}", f"1 to {MOST:,}")
+        raise ConfigError(f"[sweep.random] trials = {trials}", f"1 to {MOST:,} trials", "set trials = 20")
     rng = Seeded(seed).at(0, "trials of a sweep")
     return [draw_changes(space, rng) for _ in range(trials)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSpec:
-    """`[sweep]`: the search space, the metric that chooses the best, and whether the training data are private.
+    """Table `[sweep]` of a file: the search space, the metric that selects the best, and whether the data are private.
 
-    `recipe` compares whole recipes: names, or { name = ..., own keys = [values] }; keys of `[recipe]` go to each recipe
-    that takes them. `epsilon` solves the noise of every run to that epsilon at its own delta; several are compared.
-    `seeds` are the same for every setting, so that differences between settings are taken seed by seed; on private data
-    they seed the sampling and noise alone, since another partition would make other clients. The best setting is
-    chosen on a `share` of the public test rows, drawn by the public seed `split`, or on the rows of the file
-    `validation`.
+    `recipe` compares whole recipes: names, or { name = ..., own keys = [values] }; keys of `[recipe]` are given to each
+    recipe that has them as arguments. For every value of `epsilon`, the noise of each run is calibrated to it.
+    `seeds` are the same for every setting, so that settings are compared seed by seed; on private data they seed
+    sampling and noise only, since another partition would make other clients. The best setting is selected on a `share`
+    of the public test rows, drawn by the public seed `split`, or on the rows of the file `validation`.
     """
 
     metric: str = ""  # empty: accuracy for classes, rmse for numbers
@@ -137,9 +140,8 @@ class SweepSpec:
 
     def __post_init__(self) -> None:
         if self.grid and self.random:
-            raise ConfigError(
-                "[sweep.grid] and [sweep.random]", "one of the two tables", "write the lists under [sweep.random]"
-            )
+            fix = "write the lists of [sweep.grid] under [sweep.random]"
+            raise ConfigError("both [sweep.grid] and [sweep.random]", "one of the two tables", fix)
         if not (self.grid or self.random or self.recipe or self.epsilon):
             found = "[sweep] without grid, random, recipe and epsilon"
             raise ConfigError(found, "at least one of them", 'write "recipe.lr" = [0.1, 0.3] under [sweep.grid]')
@@ -161,23 +163,22 @@ class SweepSpec:
         return found
 
     def _common(self) -> list[Changes]:
-        """Return the combinations of [sweep.grid] or [sweep.random]."""
         if not self.random:
             return combinations({key: values for key, values in read_space(self.grid).items() if key != SEED})
         table = dict(self.random)
         trials, seed = (table.pop(name, value) for name, value in (("trials", 10), ("seed", 0)))
         if type(trials) is not int or type(seed) is not int:
-            raise ConfigError(f"[sweep.random] trials = {trials}, seed = {seed}", "whole numbers")
+            found = f"[sweep.random] trials = {trials}, seed = {seed}"
+            raise ConfigError(found, "whole numbers", "set trials = 20, and leave out seed")
         return random_combinations(read_space(table), trials, seed)
 
     def _recipes(self) -> list[Changes]:
-        """Return every recipe with the combinations of its own keys; a value that is not a list is fixed."""
         found: list[Changes] = []
         for given in self.recipe:
             own = {"name": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
             if not isinstance(own.get("name"), str):
-                needed = 'a name, or { name = "dp_fed_sam", rho = [0.1, 0.5] }'
-                raise ConfigError(f"{brief_repr(given)} in [sweep] recipe", needed)
+                fix = 'write "dp_fed_sam", or { name = "dp_fed_sam", rho = [0.1, 0.5] }'
+                raise ConfigError(f"{brief_repr(given)} in [sweep] recipe", "the name of a recipe", fix)
             values = {k: v if isinstance(v, list | tuple) else [v] for k, v in own.items()}
             found += combinations(read_space(values, "recipe."))
         return found or [{}]
@@ -189,7 +190,7 @@ def _arguments(name: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a sweep: a setting, a seed, and the folder that the run is written to."""
+    """Run of a sweep: a setting, a seed, and the folder that the run is written to."""
 
     number: int
     changes: Changes
@@ -199,7 +200,7 @@ class SweepRun:
 
     @property
     def diverged_file(self) -> Path:
-        """File beside the run's folder whose existence marks the run as diverged; such a run is never repeated."""
+        """File beside the run's folder that marks the run as diverged; such a run is never repeated."""
         return self.folder.with_name(f"{self.folder.name}.diverged")
 
     @property
@@ -217,7 +218,7 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep: its search space, and the table of the configuration file that every run changes."""
+    """Sweep over a search space: every run is the configuration `table` with some values changed."""
 
     spec: SweepSpec
     table: dict[str, Any]
@@ -225,7 +226,7 @@ class Sweep:
 
     @classmethod
     def read(cls, path: Path) -> Sweep:
-        """Read the file of a sweep; `base` in it is a path relative to the file."""
+        """Read the file of a sweep; its key `base` is a path relative to the file."""
         data = read_table(path)
         if "sweep" not in data:
             raise ConfigError(f"no [sweep] in {path}", "a [sweep] with the values to try", "see docs/tuning.md")
@@ -233,7 +234,7 @@ class Sweep:
 
     @classmethod
     def of(cls, data: Mapping[str, Any], beside: Path = Path()) -> Sweep:
-        """Return the sweep of a file's table, whose values take precedence over those of its `base` file."""
+        """Build a sweep from a file's table, whose values replace those of the file named by `base`."""
         rest = {name: value for name, value in data.items() if name not in ("base", "sweep")}
         table = rest if "base" not in data else _over(read_table(beside / str(data["base"])), rest)
         return cls(SweepSpec.read(data["sweep"]), table)
@@ -244,7 +245,7 @@ class Sweep:
         seeds = self.spec.seeds or read_space(self.spec.grid).get(SEED, (own,))
         found: tuple[int, ...] = codec.read(tuple[int, ...], seeds, "sweep.seeds")
         if len(set(found)) < len(found):
-            raise ConfigError(f"seeds = {list(found)}", "each seed once")
+            raise ConfigError(f"seeds = {list(found)}", "each seed once", "remove the repeated seeds")
         return found
 
     def runs(self, out: Path = Path()) -> list[SweepRun]:
@@ -258,9 +259,7 @@ class Sweep:
         return found
 
     def config(self, changes: Changes, seed: int | None = None, validation: bool = True) -> Config:
-        """Return one run's configuration, with the test rows that choose the best setting (`validation`) or report
-        its metric.
-        """
+        """Return one run's configuration; `validation`: its test rows are those that select the best setting."""
         varied = DRAW_SEED if self.data[0] == "private" else SEED  # private data keep the same partition into clients
         made = self._solved(changes, {} if seed is None else {varied: seed})
         if self.spec.validation is None:
@@ -270,14 +269,14 @@ class Sweep:
         return replace(made, task=replace(made.task, options=options)) if validation else made
 
     def _solved(self, changes: Changes, seed: Changes) -> Config:
-        """Return one run's configuration, with its noise solved for the setting's epsilon if it has one."""
+        """Return one run's configuration; if the setting has an epsilon, the noise is calibrated to it."""
         rest = {key: value for key, value in changes.items() if key != EPSILON}
         table, epsilon = dict(self.table), changes.get(EPSILON)
         name, recipe = changes.get("recipe.name"), self.table.get("recipe", {})
         if name is not None and isinstance(recipe, Mapping):  # keep the common keys that are arguments of this recipe
             names = [given if isinstance(given, str) else given["name"] for given in self.spec.recipe]
-            known = frozenset().union(*map(_arguments, names))  # keys of no recipe stay, and are refused later
-            own = {key: value for key, value in recipe.items() if key in _arguments(name) or key not in known}
+            any_recipe = frozenset().union(*map(_arguments, names))  # keys of no recipe stay, and are refused later
+            own = {key: value for key, value in recipe.items() if key in _arguments(name) or key not in any_recipe}
             table["recipe"] = {**own, "name": name}
         if epsilon is None:
             return parse(overridden(table, {**rest, **seed}))
@@ -298,7 +297,7 @@ class Sweep:
 
     @property
     def data(self) -> tuple[str, str]:
-        """Whether the training rows are public, synthetic or private, and who declares it."""
+        """Whether the training rows are public, synthetic or private, and who declared it."""
         task, declared = self.table.get("task", {}), self.spec.data
         name = str(task.get("dataset", "digits")) if isinstance(task, Mapping) else "digits"
         if declared is not None:
@@ -309,7 +308,6 @@ class Sweep:
 
 
 def _over(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return two configuration tables merged; values of `changes` replace those of `table`."""
     found = dict(table)
     for name, value in changes.items():
         there = found.get(name)

@@ -1,10 +1,9 @@
-"""Sweeps (`sordino sweep`): every run in its own folder, then one table, one figure and one certificate for all of
-them.
+"""Sweeps (`sordino sweep`): every run in its own folder, then one table, figure and certificate for all runs.
 
-sweep.json          the sweep that was asked for, written before the first run: a sweep is resumed with the same file
-runs/NAME/          one run each, as `sordino run` writes it
-table.csv           one line per run                table.txt, .tex   one per setting, with intervals
-sweep.svg, .png     the figure                      best.toml         the file of the best setting
+sweep.json          search space and configuration, written before the first run; a sweep is resumed with the same
+runs/NAME/          folder of one run, as `sordino run` writes it
+table.csv           one line per run                table.txt, .tex   one line per setting, with intervals
+sweep.svg, .png     figure                          best.toml         configuration file of the best setting
 certificate.json    privacy cost of publishing the table: all runs composed, or who declared the data public
 
     epsilon(table) = epsilon( all events of all runs ),   never a sum of epsilons
@@ -70,7 +69,7 @@ Failure = tuple[type[SordinoError], str]  # class and sentence of an error
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """A sweep with its output folder: checks before the first run, table and certificate after the last."""
+    """Sweep with its output folder: checks before the first run, table and certificate after the last."""
 
     sweep: Sweep
     out: Path
@@ -97,30 +96,31 @@ class SweepFolder:
             config.check_budget()
         reporting = self.sweep.config(self.runs[0].changes, validation=False).build()
         if reporting.test is None:
-            found = "no public test rows beside the validation file"
-            raise ConfigError(found, "other public rows, on which the best setting is reported", "add test = ...")
+            found = "no public test rows other than the validation file"
+            needed = "public rows on which the metric of the best setting is reported"
+            raise ConfigError(found, needed, "name a file of such rows with test = ... under [task]")
         if self.charged:
             check_alike(self.configs)
             self.cost()
 
     def cost(self, costs: Sequence[Cost] = ()) -> dict[str, Any]:
-        """Return the cost of all runs composed, as certificate fields: with the given `costs`, else as planned."""
+        """Return the privacy cost of all runs composed, as certificate fields; without `costs`, as planned."""
         first = self.configs[0]
         planned = [run_cost(config.plan, admission.planned_facts(config)) for config in self.configs]
-        whole = composed(costs or planned, first.plan.clients.population)
+        whole = compose_costs(costs or planned, first.plan.clients.population)
         lines = {who: headline(whole.of(who), first.delta, first.deltas) for who in ADVERSARIES}
         main = lines["models"]
         adversaries = [{"adversary": who, "description": WHO[who], **line} for who, line in lines.items()]
-        known = {"epsilon": main["epsilon"], "delta": main["delta"], "unit": whole.unit, "relation": main["relation"]}
-        return {**known, "adversaries": adversaries}
+        found = {"epsilon": main["epsilon"], "delta": main["delta"], "unit": whole.unit, "relation": main["relation"]}
+        return {**found, "adversaries": adversaries}
 
     def begin(self, resume: bool) -> None:
-        """Create the folder with sweep.json; refuse a sweep whose runs together exceed the ledger's budget."""
+        """Create the output folder with sweep.json; refuse a sweep whose runs together exceed the ledger's budget."""
         asked = {"spec": codec.dump(self.sweep.spec), "run": self.sweep.table}
         header = (json.dumps({"format": FORMAT, "sordino": __version__, **asked}, indent=1) + "\n").encode()
         if resume and self.out.exists():
             if not (self.out / HEADER).is_file() or durable_files.read(self.out / HEADER) != header:
-                found = f"{self.out}, which has another sweep than this file"
+                found = f"{self.out}, which holds the sweep of another file"
                 raise ConfigError(found, "the file that the sweep was started with", "choose another --out")
             return
         if self.out.exists():
@@ -135,15 +135,15 @@ class SweepFolder:
     # ---- after the last run
     @cached_property
     def histories(self) -> dict[Path, list[dict[str, Any]]]:
-        """History of every run that did not diverge, by the run's folder."""
+        """Metrics by round of every run that did not diverge, by the run's folder."""
         finished = [run for run in self.runs if not run.diverged]
         return {run.folder: RunFolder.open(run.folder, run.config).history() for run in finished}
 
     @cached_property
     def metric(self) -> str:
         """Name of the metric that chooses the best setting."""
-        known = {name: 0 for history in self.histories.values() for line in history for name in line}
-        names = [name for name in known if name != "round" and "private" not in name and name != "void"]
+        reported = {name: 0 for history in self.histories.values() for line in history for name in line}
+        names = [name for name in reported if name != "round" and "private" not in name and name != "void"]
         return text_table.choose_metric(self.sweep.spec.metric, names)
 
     @cached_property
@@ -167,9 +167,7 @@ class SweepFolder:
 
     @cached_property
     def rows_used(self) -> dict[str, str]:
-        """Descriptions of the public rows on which the best setting was chosen, and of those on which its metric is
-        reported.
-        """
+        """Descriptions of the public rows that selected the best setting, and of those on which it is reported."""
         run, found = self.runs[0], {}
         for name, choosing in (("chosen_by", True), ("reported_on", False)):
             task = self.sweep.config(run.changes, run.seed, validation=choosing).build()
@@ -178,7 +176,7 @@ class SweepFolder:
         return found
 
     def certificate(self) -> dict[str, Any]:
-        """Return the certificate of reading the table, computed from the runs' folders, each of which is certified."""
+        """Return the certificate on reading the table, computed from the runs' folders, which are certified first."""
         certified = [_certified(run) for run in self.runs]
         data, by = self.sweep.data
         nothing: dict[str, Any] = {"epsilon": None, "delta": None, "unit": None, "relation": None, "adversaries": []}
@@ -194,7 +192,7 @@ class SweepFolder:
     def finish(self) -> dict[str, Any]:
         """Write table, figure, best setting and certificate; return their content for --json.
 
-        The metric of the best setting is reported on other public rows than those that chose it.
+        The metric of the best setting is reported on public rows that did not select it.
         """
         made, metric = self.certificate(), self.metric
         reported = []
@@ -208,12 +206,12 @@ class SweepFolder:
         seeds = text_table.seeds_text(self.best.seeds)
         heading = f"{metric} ({better} is better), {seeds}; chosen by {made['chosen_by']}"
         table = text_table.settings_table(self.rows, metric, f"{heading}. {guarantee}.")
-        worth = f"best: {metric} {report.text()} on {made['reported_on']}, which had no part in choosing"
+        best_line = f"best: {metric} {report.text()} on {made['reported_on']}, which were not used to select"
         files = f"files: {self.out}/{{table.csv, table.tex, sweep.svg, best.toml, {CERTIFICATE}}}"
         for name, content in (
             (CERTIFICATE, text_of(made)),
             ("table.csv", text_table.to_csv(self.rows, metric)),
-            ("table.txt", "\n".join([heading, table.text(), worth, guarantee, files]) + "\n"),
+            ("table.txt", "\n".join([heading, table.text(), best_line, guarantee, files]) + "\n"),
             ("table.tex", table.latex("tab:sweep") + "\n"),
             ("best.toml", codec.to_toml(best)),
         ):
@@ -227,9 +225,9 @@ class SweepFolder:
 def sweep(
     asked: Sweep, out: Path, *, workers: int, resume: bool, own: Sequence[Path], progress: Progress
 ) -> dict[str, Any]:
-    """Execute every unfinished run, in `workers` processes, then write table and certificate."""
+    """Execute every unfinished run of a sweep in `workers` processes, then write table and certificate."""
     if workers < 1:
-        raise ConfigError(f"--workers {workers}", "at least 1")
+        raise ConfigError(f"--workers {workers}", "at least 1 process", "remove --workers to use 1")
     folder = SweepFolder(asked, out)
     folder.check()
     folder.begin(resume)
@@ -246,7 +244,10 @@ def sweep(
 
 
 def forecast(asked: Sweep) -> tuple[dict[str, Any], str]:
-    """Return the runs of a sweep and the cost of reading its table; of the data only sizes and partition are read."""
+    """Return the runs of a sweep and the privacy cost of reading its table, as JSON data and as text.
+
+    Of the data only sizes and partition are read.
+    """
     folder = SweepFolder(asked, Path())
     folder.check()
     runs = []
@@ -260,37 +261,38 @@ def forecast(asked: Sweep) -> tuple[dict[str, Any], str]:
 
 
 def open_folder(out: Path) -> SweepFolder:
-    """Return the sweep of a folder, read from sweep.json."""
+    """Return the sweep whose output is in a folder, read from sweep.json."""
     try:
         data = json.loads(durable_files.read(out / HEADER))
         return SweepFolder(Sweep.of({**data["run"], "sweep": data["spec"]}), out)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CertificateError(HEADER, f"{HEADER} is not a sweep that this program has written ({error})") from None
+        found = f"{HEADER} is not a sweep that `sordino sweep` has written ({error})"
+        raise CertificateError(HEADER, f"{found}; restore the file, or sweep again") from None
 
 
 def certify(out: Path) -> dict[str, Any]:
-    """Return the stored certificate if the folders of the runs give the same one; else raise `CertificateError`."""
+    """Return the stored certificate of a sweep if the runs' folders give the same; else raise `CertificateError`."""
     found = open_folder(out)
     if not (out / CERTIFICATE).is_file():
-        raise ConfigError(f"no {CERTIFICATE} in {out}", "a finished sweep", "finish it: sordino sweep --resume")
+        raise ConfigError(f"no {CERTIFICATE} in {out}", "a finished sweep", "run `sordino sweep --resume` to finish it")
     stored = durable_files.read(out / CERTIFICATE)
     try:
         read = parse(stored)
     except ValueError as error:
-        raise CertificateError(CERTIFICATE, f"{CERTIFICATE} is not a certificate ({error})") from None
+        raise CertificateError(CERTIFICATE, f"{CERTIFICATE} is not a certificate ({error}); restore the file") from None
     computed: dict[str, Any] = json.loads(json.dumps(found.certificate()))
     compare_text(read, stored.decode(), computed)
     return computed
 
 
 def _certified(run: SweepRun) -> tuple[Cost, dict[str, Any]]:
-    """Certify a run; return its cost, and the hash of its certificate, or of its charges if it diverged."""
+    """Certify a run; return its privacy cost, and the hash of its certificate, or of its charges if it diverged."""
     folder = RunFolder.open(run.folder)
     if not run.diverged:
         folder.certify()
     held = folder.contents()
     if codec.digest(run.config) != held.header.config:
-        raise CertificateError("runs", f"{run.folder.name} is not the run that {HEADER} asks for")
+        raise CertificateError("runs", f"{run.folder.name} has another configuration than {HEADER}; sweep again")
     name = "charges.jsonl" if run.diverged else CERTIFICATE
     bound = {f"{Path(name).stem}_sha256": hashlib.sha256(durable_files.read(run.folder / name)).hexdigest()}
     entry = {"run": f"{RUNS}/{run.folder.name}", "diverged": run.diverged, "config_sha256": held.header.config}
@@ -298,7 +300,7 @@ def _certified(run: SweepRun) -> tuple[Cost, dict[str, Any]]:
 
 
 def evaluate(task: Task, folder: Path) -> dict[str, float]:
-    """Return the metrics of a run's model on a task's test rows, with columns scaled as in the run."""
+    """Evaluate the model in a run's folder on a task's test rows, with columns scaled as in the run."""
     task = with_released_columns(task, folder)
     load_weights(task.model, load_file(folder / "model.safetensors"))
     return task.evaluate(task.layout.flatten(task.model))
@@ -309,7 +311,7 @@ def is_sweep(target: Path) -> bool:
 
 
 def with_runs(targets: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Replace every sweep among the folders by its runs; return a note on the cost of reading each sweep, certified."""
+    """Replace every sweep among the folders by its runs; also return a note on each sweep's certified privacy cost."""
     runs, notes = [], []
     for target in targets:
         if is_sweep(target):
@@ -322,18 +324,18 @@ def with_runs(targets: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 
 # ---- composition of all runs
-def composed(costs: Sequence[Cost], population: int) -> Cost:
+def compose_costs(costs: Sequence[Cost], population: int) -> Cost:
     """Compose the events of all runs, per adversary and per silo; refuse runs of different units or relations."""
-    units = sorted({cost.unit for cost in costs})
+    units, fix = sorted({cost.unit for cost in costs}), "write them into two sweep files"
     if len(units) > 1:
-        raise ConfigError(f"runs that protect one {units[0]} and runs that protect one {units[1]}", ALIKE)
+        raise ConfigError(f"runs that protect one {units[0]} and runs that protect one {units[1]}", ALIKE, fix)
     found: list[Line] = []
     for who in ADVERSARIES:
         each = [cost.of(who) for cost in costs]
         relations = sorted({line.relation for lines in each for line in lines})
         if len(relations) > 1:
             wrong = f"runs with relations {' and '.join(relations)} against an adversary who {WHO[who]}"
-            raise ConfigError(wrong, f"{ALIKE}: no relation follows from another", "sweep them in two files")
+            raise ConfigError(wrong, f"{ALIKE}: no relation follows from another", fix)
         differ = any(line.silos for lines in each for line in lines)
         kinds: dict[frozenset[tuple[Event, int]], list[int]] = {}  # events of a silo -> the silos that have these
         for silo in range(population if differ else 1):
@@ -370,12 +372,12 @@ def check_alike(configs: Sequence[Config]) -> None:
         ):
             if ours != theirs:
                 found = f"runs of different {what} ({ours} and {theirs}) on private data"
-                raise ConfigError(found, "one composition over the same data", "sweep them in two files")
+                raise ConfigError(found, f"the same {what} in all runs of a sweep", "write them into two sweep files")
     different = {(codec.to_json(c.task), c.plan.clients.population, c.run.seed): c for c in configs}
     clients, *others = [config.build().clients for config in different.values()]
     for own in others:
         if not (np.array_equal(clients.index, own.index) and np.array_equal(clients.offsets, own.offsets)):
-            fix = 'sweep neither run.seed nor the partition, or say data = "public" if they are'
+            fix = 'vary neither run.seed nor the partition, or declare data = "public" if the data are public'
             found = "private data that some runs partition into other clients"
             raise ConfigError(found, "the same clients in every run, so that their events compose", fix)
 
@@ -400,7 +402,7 @@ def _in_processes(
 
 
 def _start_worker(own: tuple[Path, ...]) -> None:
-    """Initialise a process of the pool: load the user's own parts, ignore interrupts, end when the parent ends."""
+    """Initialise a process of the pool: it loads the user's parts, ignores interrupts, and ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     codec.load_plugins()
     for file in own:
@@ -411,7 +413,7 @@ def _start_worker(own: tuple[Path, ...]) -> None:
 
 
 def _execute(run: SweepRun) -> Failure | None:
-    """Execute or resume one run and return its error; divergence is no error, and is recorded beside the folder."""
+    """Execute or resume one run and return its error; a diverged run is recorded beside the folder, not an error."""
     torch.set_num_threads(1)
     try:
         execute(run.config, run.folder, resume=True)

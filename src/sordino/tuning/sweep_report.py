@@ -1,4 +1,4 @@
-"""Sentences and the figure that `sordino sweep`, `certify`, `explain` and `compare` show of a sweep."""
+"""Text and figure of a finished sweep, for `sordino sweep`, `certify`, `explain` and `compare`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from sordino.accounting.rounding import upto
 from sordino.certificate.explain import sentence
-from sordino.report.charts import metric_axis
-from sordino.report.figures import LIGHT, MARKS, MAX_SERIES, SERIES, Axis, Chart, Series, plot_chart, save_figure
+from sordino.report.charts import mean_line, metric_axis
+from sordino.report.figures import LIGHT, MARKS, MAX_SERIES, SERIES, Axis, Chart, plot_chart, save_figure
 from sordino.report.text_table import Row, sort_rows, varying_keys
 
 LISTED = 24  # settings in the figure's list, the best first
 
 
 def guarantee(made: dict[str, Any]) -> str:
-    """Return one sentence on the privacy cost of reading the whole table of a sweep, from its certificate."""
+    """Return one sentence on the privacy cost of reading a sweep's whole table; `made` is its certificate."""
     runs = f"{len(made['runs'])} runs"
     if not made["charged"]:
         return f"{runs} on {made['data']} data ({made['declared_by']}): reading the table costs no privacy"
@@ -29,13 +29,13 @@ def guarantee(made: dict[str, Any]) -> str:
 
 
 def guarantee_and_diverged(made: dict[str, Any]) -> str:
-    """Return the sentence of `guarantee` with the number of diverged runs."""
+    """Return one sentence on the privacy cost of reading a sweep's table, with the number of diverged runs."""
     lost = sum(run["diverged"] for run in made["runs"])
     return guarantee(made) + (f"; {lost} of them diverged and are not shown" if lost else "")
 
 
 def explain(made: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return a sweep's certificate in sentences, by topic and as one text."""
+    """Return a sweep's certificate as plain sentences, by topic and as one text."""
     against = []
     for line in made["adversaries"]:
         cost = f"all runs together, epsilon {upto(line['epsilon'])} at delta {upto(line['delta'])}"
@@ -56,7 +56,7 @@ def explain(made: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def draw(rows: Sequence[Row], metric: str, chosen_by: str, path: Path) -> None:
-    """Write `path`.png and `path`.svg: curves by round, and a list of settings with intervals in the same colours."""
+    """Draw the sweep to `path`.png and `path`.svg: curves by round, and each setting's metric with its interval."""
     from matplotlib.figure import Figure
 
     keys, finite = varying_keys(rows), [row for row in sort_rows(rows, metric) if row.finite]
@@ -72,7 +72,6 @@ def draw(rows: Sequence[Row], metric: str, chosen_by: str, path: Path) -> None:
 
 
 def _list(axes: Any, rows: Sequence[Row], keys: Sequence[str], metric: str) -> None:
-    """Plot the metric of every setting with its interval, the best on top, in the colours of the curves."""
     colours = [LIGHT[SERIES[place]] if place < MAX_SERIES else LIGHT["quiet"] for place in range(len(rows))]
     for place, (row, colour) in enumerate(zip(rows, colours, strict=True)):
         if (found := row.estimate) is not None:
@@ -87,12 +86,5 @@ def _list(axes: Any, rows: Sequence[Row], keys: Sequence[str], metric: str) -> N
 
 
 def _curves(rows: Sequence[Row], metric: str) -> Chart:
-    """Chart the metric by round for some settings: mean and 95% band over seeds."""
-    found: list[Series] = []
-    for tone, row in enumerate(rows):
-        band = row.band()
-        rounds, means = tuple(float(t) for t, _ in band), tuple(one.mean for _, one in band)
-        widths = [one.half_width or 0.0 for _, one in band]
-        low, high = (tuple(m + sign * w for m, w in zip(means, widths, strict=True)) for sign in (-1, 1))
-        found += [Series("", rounds, low, tone, "band", high), Series("", rounds, means, tone)]
-    return Chart("curves", metric, f"{metric} by round", Axis("round", whole=True), metric_axis(metric), tuple(found))
+    found = tuple(series for tone, row in enumerate(rows) for series in mean_line("", row.band(), tone))
+    return Chart("curves", metric, f"{metric} by round", Axis("round", whole=True), metric_axis(metric), found)

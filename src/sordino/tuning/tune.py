@@ -1,7 +1,7 @@
-"""Hyperparameter search of `sordino tune`: local steps, rounds, batch and step size for a budget, on public data.
+"""Hyperparameter search on public data: local steps, rounds, batch and step size. Called by `sordino tune`.
 
 The search starts from the papers' rule and varies one hyperparameter after the other; every candidate is calibrated to
-the same budget. Where the best value is the smallest or largest one tried, up to `EXTENSIONS` values beyond it follow.
+the same budget. Where the best value is the smallest or largest one tried, up to `EXTENSIONS` further values are tried.
 The search reads public or synthetic records in the shape of the task, never private ones, so it costs no privacy.
 """
 
@@ -37,7 +37,7 @@ from sordino.task import Task
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of local steps and rounds
 LR_FACTORS = (0.1, 0.3, 1.0, 3.0)
 BATCH_SHARES = (0.05, 0.2, 0.5, 1.0)  # of the smallest silo
-EXTENSIONS = 3  # values tried beyond the edge, per hyperparameter
+EXTENSIONS = 3  # values tried beyond the smallest or largest one, per hyperparameter
 Progress = Callable[[float, float, str], None]  # work done, work in all, the last candidate
 Source = Literal["public", "synthetic"]
 
@@ -54,10 +54,7 @@ def tuning_task(plan: Plan, task: Task, source: Source, seed: int) -> Task:
 
 
 def _sizes(plan: Plan, task: Task) -> list[int]:
-    """Return the number of records of each client: the declared sizes where the privacy unit is a record.
-
-    Otherwise every client gets the average size, which is taken as public.
-    """
+    """Return each client's number of records: as declared if the privacy unit is a record, else the average size."""
     reads, population = plan.local.reads, plan.clients.population
     if reads is not None:
         return [reads.size(silo) for silo in range(population)]
@@ -65,14 +62,13 @@ def _sizes(plan: Plan, task: Task) -> list[int]:
 
 
 def _public(task: Task, seed: int) -> tuple[Records, Records]:
-    """Return the public records in two random halves, to train on and to test on."""
-    known = task.public or task.test
-    if known is None or len(known) < 20:
+    public = task.public or task.test
+    if public is None or len(public) < 20:
         found = "fewer than 20 public records to tune on"
         raise DataError(found, "at least 20 rows declared public", "name a test file, or use --data synthetic")
-    order = torch.from_numpy(Seeded(seed).at(0, "public halves").permutation(len(known)))
+    order = torch.from_numpy(Seeded(seed).at(0, "public halves").permutation(len(public)))
     first, second = order[: len(order) // 2], order[len(order) // 2 :]
-    return Records(known.x[first], known.y[first]), Records(known.x[second], known.y[second])
+    return Records(public.x[first], public.y[first]), Records(public.x[second], public.y[second])
 
 
 def _synthetic(task: Task, count: int, seed: int) -> tuple[Records, Records]:
@@ -99,7 +95,10 @@ def _synthetic(task: Task, count: int, seed: int) -> tuple[Records, Records]:
 # ---- hyperparameters of a plan
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Rounds, local steps (or epochs), records per batch, and a factor on the step size; None if the plan lacks it."""
+    """Hyperparameters of a plan: rounds, local steps (or epochs), batch size, and a factor on the step size.
+
+    A hyperparameter that the plan does not have is None.
+    """
 
     rounds: int
     steps: int | None = None
@@ -127,7 +126,8 @@ def hyperparameters(plan: Plan) -> Hyperparameters:
     steps = next((getattr(local, name) for name in ("steps", "epochs") if name in own and getattr(local, name)), None)
     records = getattr(local, "records", None)
     if steps is None and records is None:
-        raise PlanError("tuning", f"local solver {local.kind!r}", "a local solver with steps, epochs or records")
+        found, needed = f"local solver {local.kind!r}", "a local solver with steps, epochs or records"
+        raise PlanError("tuning", found, needed, "choose another recipe, or set its values by hand")
     batch = getattr(records, "batch", None)
     return Hyperparameters(plan.rounds, steps, None if batch is None else int(batch))
 
@@ -135,8 +135,9 @@ def hyperparameters(plan: Plan) -> Hyperparameters:
 def with_hyperparameters(plan: Plan, wanted: Hyperparameters) -> Plan:
     """Return the plan with other hyperparameters.
 
-    A clip norm of lr * steps * zeta (paper 002) is adjusted; a decreasing server step size is stretched to the new
-    number of rounds, and `lr_factor` scales it where the local solver has no step size.
+    A clip norm that is a product with the step size and the number of steps (paper 002) is changed with them. A
+    decreasing server step size is stretched to the new number of rounds. Where the local solver has no step size,
+    `lr_factor` scales that of the server.
     """
     now, local, encode, server = hyperparameters(plan), plan.local, plan.encode, plan.server
     if getattr(getattr(local, "gradient", None), "kind", "") == "bounded":
@@ -155,7 +156,8 @@ def with_hyperparameters(plan: Plan, wanted: Hyperparameters) -> Plan:
     local = replace(local, **changes)  # type: ignore[type-var]
     factor = 1.0 if hasattr(local, "lr") else wanted.lr_factor
     if server.rounds not in (None, wanted.rounds):
-        raise PlanError("tuning", f"server {server.kind!r} with a fixed number of rounds", "sgd, adam or accelerated")
+        found, needed = f"server {server.kind!r}, which fixes the number of rounds", "a server without such a number"
+        raise PlanError("tuning", found, needed, "use the server optimizer sgd, adam or accelerated")
     if hasattr(server, "v"):
         server = replace(server, v=server.v / factor)  # type: ignore[type-var]
     elif hasattr(server, "lr"):
@@ -165,16 +167,15 @@ def with_hyperparameters(plan: Plan, wanted: Hyperparameters) -> Plan:
 
 
 def first_guess(plan: Plan) -> tuple[str, Hyperparameters]:
-    """Return the papers' rule for this plan, in words, and its hyperparameters; without a rule the plan's own."""
+    """Return the papers' rule for the hyperparameters of this plan, as text and as values; else the plan's own."""
     now, reads = hyperparameters(plan), plan.local.reads
     if plan.release.kind == "local_noise" and reads is None and now.steps is not None:
         laplace = plan.release.mechanism.kind == "laplace"  # type: ignore[attr-defined]
         power = "2/3" if laplace else "1/2"
-        return f"E = T^({power}) (paper 002)", now.at_total(
-            local_steps(now.total, "laplace" if laplace else "gaussian")
-        )
+        steps = local_steps(now.total, "laplace" if laplace else "gaussian")
+        return f"local steps E = T^({power}) of T = steps * rounds (paper 002)", now.at_total(steps)
     if reads is not None and now.batch is not None:
-        rule = "all records of the smallest silo (paper 001: the larger K, the less noise)"
+        rule = "batches of all records of the smallest silo (paper 001: a larger batch needs less noise)"
         return rule, replace(now, batch=min(reads.sizes))
     return "the plan's own", now
 
@@ -182,7 +183,10 @@ def first_guess(plan: Plan) -> tuple[str, Hyperparameters]:
 # ---- the search
 @dataclass(frozen=True)
 class Tuned:
-    """Hyperparameters proposed for one epsilon, with the losses of all candidates and the search's privacy cost."""
+    """Result of a search: the best hyperparameters for one epsilon, all losses, and the search's privacy cost.
+
+    `at_edge` names hyperparameters whose best value is the smallest or largest one tried.
+    """
 
     epsilon: float
     delta: float
@@ -196,7 +200,7 @@ class Tuned:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """The proposal as JSON data, for `sordino tune --json`."""
+        """Result as JSON data, for `sordino tune --json`."""
         proposal = {name: value for name, value in asdict(self.chosen).items() if value is not None}
         found = {"epsilon": self.epsilon, "delta": self.delta, "proposal": proposal, "rule": self.rule}
         if self.silos:
@@ -224,7 +228,7 @@ class TrialLog:
             raise ConfigError(f"{out}, which exists", "a new folder", "choose another --out, or add --resume")
         elif not header.is_file() or durable_files.read(header) != search:
             found = f"{out}, which has a search with other options"
-            raise ConfigError(found, "the same options", "choose another --out")
+            raise ConfigError(found, "the options that the search was started with", "choose another --out")
         lines = self.file.read_text("utf-8").splitlines(keepends=True) if self.file.exists() else []
         whole = [line for line in lines if line.endswith("\n")]  # a kill may leave half a line
         durable_files.write(self.file, "".join(whole).encode())
@@ -245,19 +249,19 @@ def tune(
     public: tuple[Declared, ...] | None = None, silos: tuple[Budget, ...] = (), progress: Progress | None = None,
     done: Trials | None = None, on_trial: Callable[[Hyperparameters, Losses], None] | None = None,
 ) -> Tuned:  # fmt: skip
-    """Return the hyperparameters with the least mean loss over `seeds` simulations, each at (epsilon, delta).
+    """Search the hyperparameters with the least mean loss over `seeds` simulations, calibrated to (epsilon, delta).
 
     `public` states which rows of the task are public and who declared them; default: the task's own declaration.
     With budgets of `silos` each silo's noise is calibrated to its own budget, and epsilon is the largest of them.
-    `progress` is called after every candidate. `done` are trials of an earlier, stopped search, which are not
+    `progress` is called after every candidate. Trials in `done`, of an earlier search that was stopped, are not
     repeated; `on_trial` is called with every new trial.
     """
     if seeds < 1:
-        raise ConfigError(f"--seeds {seeds}", "at least 1")
+        raise ConfigError(f"--seeds {seeds}", "at least 1 simulation per candidate", "set --seeds 3")
     declared = task.declared_public if public is None else public
     read = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in declared)
     cost = {
-        "public": f"nothing beyond what is declared public: {read} were read; they are not protected",
+        "public": f"nothing for private rows: only {read} were read, which are not protected",
         "synthetic": "nothing: every record was synthetic",
     }[source]
     if plan.local.reads is None:
@@ -267,7 +271,7 @@ def tune(
     search = CoordinateSearch(plan, tasks, epsilon, delta, silos, dict(done or {}), progress, on_trial)
     best, curves, edges = search.run(first)
     if not search.losses(best):
-        needed = f"epsilon above {upto(epsilon, 6)}"
+        needed = f"an epsilon above {upto(epsilon, 6)}"
         raise UnreachableError("no candidate that fits the budget", needed, "raise epsilon")
     return Tuned(epsilon, delta, search.solved(best), best, rule, curves, edges, cost, silos)
 
@@ -275,7 +279,7 @@ def tune(
 @codec.hides_values
 @dataclass
 class CoordinateSearch:
-    """Coordinate search: varies one hyperparameter after the other, and compares losses on the tuning tasks."""
+    """Coordinate search, which varies one hyperparameter after the other and compares losses on the tuning tasks."""
 
     plan: Plan
     tasks: list[Task]
@@ -288,9 +292,9 @@ class CoordinateSearch:
     done: float = 0.0
 
     def run(self, best: Hyperparameters) -> tuple[Hyperparameters, dict[str, list[dict[str, Any]]], tuple[str, ...]]:
-        """Return the best candidate, the losses along every hyperparameter, and those whose best value is at an edge.
+        """Return the best candidate, the losses by hyperparameter, and the hyperparameters that are best at an edge.
 
-        The work of a candidate, which `progress` shows, is rounds times local steps, and one for its calibration.
+        The work of a candidate that `progress` shows is rounds times local steps, plus one for its calibration.
         """
         curves: dict[str, list[dict[str, Any]]] = {}
         edges: dict[str, bool] = {}
@@ -319,7 +323,7 @@ class CoordinateSearch:
         return best, curves, tuple(name for name, edge in edges.items() if edge)
 
     def candidates(self, name: str, best: Hyperparameters) -> list[Hyperparameters]:
-        """Return candidates that vary one hyperparameter around `best`; local steps at constant steps * rounds."""
+        """Return candidates that vary one hyperparameter of `best`; with other local steps, steps * rounds stays."""
         if name == "lr_factor":
             return [replace(best, lr_factor=best.lr_factor * factor) for factor in LR_FACTORS]
         if name == "batch":
@@ -345,7 +349,7 @@ class CoordinateSearch:
         return best.at_total(wanted) if name == "steps" else replace(best, **{name: wanted})
 
     def solved(self, wanted: Hyperparameters) -> Plan:
-        """Return the candidate's plan, calibrated to the epsilon, or every silo to its own budget."""
+        """Return the candidate's plan, its noise calibrated to epsilon, or for every silo to its own budget."""
         plan = with_hyperparameters(self.plan, wanted)
         if self.silos:
             return calibrate_silos(plan, self.silos)

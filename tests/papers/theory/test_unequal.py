@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sordino.errors import SideConditionError
-from sordino.parts.server_optimizers import Accelerated
+from sordino.parts.server_optimizers import Accelerated, Stages
 from sordino_papers import theory
 from sordino_papers.theory import Federation, Silo, Unequal
 
@@ -47,6 +47,55 @@ def test_accelerated_silos_that_are_alike_get_what_the_equal_theorem_prescribes(
         assert found.risk == pytest.approx(0.25 * 100 / found.rounds**2 + 20 * math.sqrt(50 * xi / 25))
         pull = math.sqrt(50 * found.stds[0] ** 2 / 25 / found.rounds) / 20
         assert found.server.weight_decay == pytest.approx(pull)
+
+
+def test_stages_of_silos_that_are_alike_are_those_of_the_equal_theorem() -> None:
+    """Theorem E.1, part 2, all silos and records in every round: the same stages for the same rounds and variance."""
+    f = replace(ALIKE, cohorts={25: 1.0}, convexity=0.01)
+    found = theory.unequal_accelerated(f)
+    assert found.theorem == "E.1, strongly convex"
+    reach = 1e6 / 50
+    assert found.rounds == math.ceil(math.sqrt(0.25 / 0.01) * math.log(10 * 0.01 * 25 * reach / 2))
+    variance = 50 * found.stds[0] ** 2 / 25
+    wanted = theory.multi_stage(replace(EQUAL, cohort=25, convexity=0.01), found.rounds, variance)
+    assert isinstance(found.server, Stages)
+    for one, other in zip(found.server.stages, wanted.stages, strict=True):
+        assert isinstance(one.server, Accelerated)
+        assert isinstance(other.server, Accelerated)
+        assert (one.rounds, one.server.mu) == (other.rounds, 0.01)
+        assert one.server.v == pytest.approx(other.server.v)
+    start = 2 * 10 * math.exp(-math.sqrt(0.01 / 0.25) * found.rounds)
+    assert found.risk == pytest.approx(start + variance / 256 / (0.01 * found.rounds))
+    assert theory.unequal_accelerated(replace(f, silos=MIXED.silos)).risk > found.risk
+
+
+@pytest.mark.parametrize("convexity", [0.0, 0.01])
+def test_non_smooth_silos_that_are_alike_get_what_the_equal_theorem_prescribes(convexity: float) -> None:
+    """Theorem 2.2; M~ = M, for all silos are alike."""
+    equal = replace(EQUAL, convexity=convexity, smoothness=math.inf)
+    found = theory.unequal_non_smooth(replace(ALIKE, convexity=convexity))
+    wanted = theory.non_smooth(equal, batch=1000)
+    assert (found.rounds, found.theorem) == (wanted.rounds, wanted.theorem)
+    assert found.risk == pytest.approx(wanted.risk)
+    assert found.smoothing == pytest.approx(wanted.smoothing)
+
+
+@pytest.mark.parametrize("convexity", [0.0, 0.01])
+def test_accelerated_non_smooth_silos(convexity: float) -> None:
+    """Theorem 2.4 by hand: beta, and the rounds of E.1 with it."""
+    f = replace(ALIKE, cohorts={25: 1.0}, convexity=convexity)
+    found = theory.unequal_non_smooth(f, accelerate=True)
+    reach = 1e6 / 50
+    beta = convexity * 25 * reach if convexity else 2 * math.sqrt(25 * reach) / 10
+    assert found.smoothing == pytest.approx(beta)
+    assert found.theorem == ("2.4, strongly convex" if convexity else "2.4, convex")
+    if not convexity:
+        assert found.rounds == math.ceil(math.sqrt(25 * reach))  # L sqrt(M~) / sqrt(d Psi~)
+    smooth = theory.unequal_accelerated(
+        replace(f, smoothness=beta, convexity=convexity * beta / (convexity + beta) if convexity else 0.0)
+    )
+    assert found.risk == pytest.approx(smooth.risk + 4 / (2 * beta))
+    assert theory.unequal_non_smooth(replace(f, silos=MIXED.silos), accelerate=True).risk > found.risk
 
 
 def test_psi_is_the_mean_of_the_m_largest_and_m_the_harmonic_mean() -> None:
@@ -93,7 +142,6 @@ def test_a_weight_multiplies_the_lipschitz_constant() -> None:
         (lambda: replace(ALIKE, silos=(Silo(10, 1.0, 1e-6, 2.0),) * 25), "mean 1"),
         (lambda: theory.unequal_minibatch(replace(ALIKE, silos=(Silo(1000, 15.0, 1e-6),) * 25)), "epsilon <= 14.51"),
         (lambda: theory.unequal_minibatch(ALIKE, share=0.0), "share"),
-        (lambda: theory.unequal_accelerated(replace(ALIKE, convexity=0.01)), "convex case"),
         (lambda: Silo(0, 1.0, 1e-6), "records"),
     ],
 )

@@ -1,7 +1,7 @@
 """What the theorems of papers 001 and 002 prescribe: rounds, batch, server, and the risk they promise for it.
 
     convex, strongly_convex, non_smooth, one_pass, accelerated, multi_stage, shuffled    paper 001
-    unequal_minibatch, unequal_accelerated: silos of their own size, budget and weight   paper 001
+    unequal_minibatch, unequal_accelerated, unequal_non_smooth: silos of their own kind  paper 001
     lower_bound: what no algorithm of a class can beat                                   paper 001
     local_steps, Upload, best_rounds                                                     paper 002
     require_convex, heterogeneity                                                        of a task at hand
@@ -26,7 +26,14 @@ from sordino_papers.theory.prescriptions import (
     strongly_convex,
 )
 from sordino_papers.theory.tasks import heterogeneity, require_convex
-from sordino_papers.theory.unequal import Silo, Unequal, UnequalPrescription, unequal_accelerated, unequal_minibatch
+from sordino_papers.theory.unequal import (
+    Silo,
+    Unequal,
+    UnequalPrescription,
+    unequal_accelerated,
+    unequal_minibatch,
+    unequal_non_smooth,
+)
 
 __all__ = [
     "GROWTH",
@@ -53,4 +60,5 @@ __all__ = [
     "strongly_convex",
     "unequal_accelerated",
     "unequal_minibatch",
+    "unequal_non_smooth",
 ]

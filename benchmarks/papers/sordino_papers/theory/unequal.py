@@ -1,4 +1,4 @@
-"""Paper 001 for silos of different sizes, budgets and weights: Theorems 2.1 and E.1 in their complete versions.
+"""Paper 001 for silos of different sizes, budgets and weights: Theorems 2.1, 2.2, 2.4 and E.1 in complete versions.
 
 With psi_i = (L_i/(n_i epsilon_i))^2 ln(2.5R/delta_i) ln(2/delta_i) of silo i and M_r of N silos in round r,
 
@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sordino.parts.server_optimizers import Accelerated, Average, ServerOptimizer, Sgd
 from sordino_papers.theory import local_noise as silo_noise
 from sordino_papers.theory.central_noise import require, require_budget, require_count, require_positive
+from sordino_papers.theory.prescriptions import Federation, multi_stage
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ class UnequalPrescription:
     server: ServerOptimizer
     risk: float
     decided_by: Literal["average", "worst"]
+    smoothing: float | None = None  # beta of the Moreau envelope, where the loss is not smooth
 
 
 def unequal_minibatch(f: Unequal, share: float = 1.0) -> UnequalPrescription:
@@ -188,27 +190,67 @@ def _growing(f: Unequal, rounds: int, batch: int, noise: Noise) -> Sgd:
 
 
 def unequal_accelerated(f: Unequal, share: float = 1.0, deviation: float | None = None) -> UnequalPrescription:
-    """Accelerated noisy minibatch SGD on the empirical loss of any silos, convex.
+    """Accelerated noisy minibatch SGD on the empirical loss of any silos, convex or (multi-stage) strongly convex.
 
-        R = max((beta D sqrt(M~)/(L sqrt(d xi~)))^(1/2), phi^2/(L^2 d xi~ K))   the second only if records are left out
-        v = 2 (beta + lambda),   lambda = V/(2 D sqrt(R)),   V^2 = phi^2/(M K) + 256 d L^2 R xi~/M~
+        R = max((beta D sqrt(M~)/(L sqrt(d xi~)))^(1/2), again)   or   max(sqrt(beta/mu) ln(D mu M~/(L d xi~)), again)
+        again = phi^2/(L^2 d xi~ K), only if records are left out;   V^2 = phi^2/(M K) + 256 d L^2 R xi~/M~
+        convex: v = 2 (beta + lambda),   lambda = V/(2 D sqrt(R));   strongly convex: the stages of `multi_stage`
         risk = beta D^2/R^2 + phi D/sqrt(M K R) + D L sqrt(d xi~/M~)
+        or     L D exp(-sqrt(mu/beta) R) + phi^2/(mu M K R) + d L^2 xi~/(mu M~)
 
-    phi -> deviation, L where not known. Paper 001, Theorem E.1, complete version, (30) and Lemma E.11.
+    phi -> deviation, L where not known. Paper 001, Theorem E.1, complete version, (30) and (32), Lemmas E.11, E.12.
     """
-    require(not f.convexity, f"convexity = {f.convexity:g}", "0: the convex case", "use `accelerated` for equal silos")
     phi, first = (f.lipschitz if deviation is None else deviation), f.noise()
     reach = 1 / (f.dimension * first.xi)
     whole = share == 1.0 and max(f.cohorts) == min(f.cohorts) == len(f.silos)
     start = math.sqrt(f.beta * f.distance / f.lipschitz * math.sqrt(first.cohort * reach))
+    if f.mu:
+        start = math.sqrt(f.beta / f.mu) * math.log(f.distance * f.mu * first.cohort * reach / f.lipschitz)
     again = 0.0 if whole else reach * (phi / f.lipschitz) ** 2
     rounds, batches, stds = _sized(f, share, lambda k: max(start, again / k))
     noise, sampled = f.noise(rounds), 0.0 if whole else phi**2 / (f.cohort * min(batches))
     private = f.dimension * f.lipschitz**2 * noise.xi / noise.cohort
+    server, risk = (_staged if f.mu else _pulled)(f, rounds, sampled, private)
+    name = "E.1, strongly convex" if f.mu else "E.1, convex"
+    return UnequalPrescription(name, rounds, batches, stds, server, risk, noise.by)
+
+
+def _pulled(f: Unequal, rounds: int, sampled: float, private: float) -> tuple[ServerOptimizer, float]:
+    """Server and risk of the regularised convex loss."""
     pull = math.sqrt((sampled + 256 * rounds * private) / rounds) / (2 * f.distance)
-    server = Accelerated(v=2 * (f.beta + pull), weight_decay=pull, ball=f.distance)
     risk = f.beta * (f.distance / rounds) ** 2 + f.distance * (math.sqrt(sampled / rounds) + math.sqrt(private))
-    return UnequalPrescription("E.1, convex", rounds, batches, stds, server, risk, noise.by)
+    return Accelerated(v=2 * (f.beta + pull), weight_decay=pull, ball=f.distance), risk
+
+
+def _staged(f: Unequal, rounds: int, sampled: float, private: float) -> tuple[ServerOptimizer, float]:
+    """Server and risk of stages on the strongly convex loss; the stages ask for no silo's own numbers."""
+    one = f.silos[0]
+    shared = Federation(
+        one.records, len(f.silos), min(f.cohorts), f.dimension, one.epsilon, one.delta, f.lipschitz, f.distance,
+        f.beta, f.mu,
+    )  # fmt: skip
+    start = shared.gap * math.exp(-math.sqrt(f.mu / f.beta) * rounds)
+    risk = start + sampled / (f.mu * rounds) + private / f.mu
+    return multi_stage(shared, rounds, sampled + 256 * rounds * private), risk
+
+
+def unequal_non_smooth(f: Unequal, share: float = 1.0, *, accelerate: bool = False) -> UnequalPrescription:
+    """The smooth theorems on the Moreau envelope of a non-smooth loss, which costs L^2/(2 beta) of loss.
+
+        beta = L sqrt(M~ q)/D   or, strongly convex,   mu M~ q;   q = min{n_min, 1/(d xi~)}; accelerated: 1/(d xi~)
+
+    `f.smoothness` is not read. As in `non_smooth`, the envelope is L-Lipschitz and mu beta/(mu + beta)-strongly convex.
+    Paper 001, Theorem 2.2, and Theorem 2.4 for the accelerated one, complete versions.
+    """
+    first, mu = f.noise(), f.mu
+    reach = 1 / (f.dimension * first.xi)
+    q = reach if accelerate else min(f.fewest, reach)
+    beta = mu * first.cohort * q if mu else f.lipschitz * math.sqrt(first.cohort * q) / f.distance
+    lightest = min(one.weight for one in f.silos)
+    smooth = replace(f, smoothness=beta / f.heaviest, convexity=mu * beta / (mu + beta) / lightest if mu else 0.0)
+    made = (unequal_accelerated if accelerate else unequal_minibatch)(smooth, share)
+    theorem = made.theorem.replace("E.1", "2.4").replace("2.1", "2.2")
+    return replace(made, theorem=theorem, smoothing=beta, risk=made.risk + f.lipschitz**2 / (2 * beta))
 
 
 def _sized(
