@@ -48,7 +48,7 @@ def fitted(bands: int) -> parts.Strategy:
 
 @cache
 def gram(bands: int) -> Array:
-    return gram_of_bins(bin_rows(np.linalg.inv(fitted(bands).noise_matrix(ROUNDS)), BINS))
+    return gram_of_bins(bin_rows(np.asarray(np.linalg.inv(fitted(bands).noise_matrix(ROUNDS)), np.float64), BINS))
 
 
 def model_noise(strategy: parts.Strategy) -> float:
@@ -169,7 +169,7 @@ def test_the_largest_entries_are_those_of_evenly_spaced_bins() -> None:
 
 
 def test_signs_of_the_matrix_do_not_lower_the_price() -> None:
-    matrix = np.linalg.inv(fitted(3).noise_matrix(20))
+    matrix = np.asarray(np.linalg.inv(fitted(3).noise_matrix(20)), dtype=np.float64)
     turned = matrix * np.where(np.arange(20) % 2, 1.0, -1.0)
     assert np.allclose(bin_rows(matrix, 4), bin_rows(turned, 4))
 

@@ -90,7 +90,7 @@ class Both(Pair):
     second: Pair
 
     @property
-    def factors(self) -> tuple[Pair, ...]:  # type: ignore[override]
+    def factors(self) -> tuple[Pair, ...]:
         return self.first, self.second
 
     def tails(self, losses: Array) -> Tails:

@@ -184,8 +184,8 @@ def epsilon(
 ) -> None:
     """Compute the epsilon of a sampler, a noise and a number of rounds."""
     if bands is not None and sampler != "kept_bins":
-        found, fix = f"--bands with --sampler {sampler}", "remove it, or use --sampler kept_bins"
-        raise ConfigError(found, "--bands with --sampler kept_bins only", fix)
+        given, fix = f"--bands with --sampler {sampler}", "remove it, or use --sampler kept_bins"
+        raise ConfigError(given, "--bands with --sampler kept_bins only", fix)
     if sampler in ("allocation", "kept_bins"):
         if bins is None:
             raise ConfigError("no --bins", "the number of rounds in a pass", "add --bins 10")

@@ -144,7 +144,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
 @lru_cache(maxsize=8)
 def _bin_gram(strategy: Strategy, bins: int, rounds: int) -> Floats:
     inverse = strategy.noise_matrix(rounds)
-    return gram_of_bins(bin_rows(np.linalg.solve(inverse, np.eye(rounds)), bins))
+    return gram_of_bins(bin_rows(np.asarray(np.linalg.solve(inverse, np.eye(rounds)), dtype=np.float64), bins))
 
 
 def noise_of_models(release: Release, work: Floats) -> float | None:
