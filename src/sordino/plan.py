@@ -77,7 +77,8 @@ class Plan(_Cache):
         self._check_schedules()
         self.local.check_rounds(self.rounds)
         self.release.check(self.bounds[-1], self.clients, self.local.reads)
-        if self.clients.pass_rounds > 1 and (self.release.correlated or not self.release.hides_cohort(self.clients)):
+        shares = self.release.correlated and not self.clients.keeps_bins
+        if self.clients.pass_rounds > 1 and (shares or not self.release.hides_cohort(self.clients)):
             found = f"sampler {self.clients.kind!r} with release {self.release.kind!r}"
             needed = "a release that adds independent noise in every round and hides who takes part"
             raise PlanError("sampling", found, needed, "use release central_noise, or sampler roundrobin")

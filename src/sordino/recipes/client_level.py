@@ -43,8 +43,8 @@ def dp_ftrl(
 ) -> Plan:
     """DP-FTRL: DP-FedAvg in which the noise of round t is row t of C^-1 Z, with Z ~ N(0, (z * clip norm)^2).
 
-    C is the matrix of `strategy` and z the noise multiplier. The noise is correlated, and nothing is amplified: the
-    sampler `clients` is roundrobin or min_separation, and cohorts may be public.
+    C is the matrix of `strategy` and z the noise multiplier. With the samplers roundrobin and min_separation nothing is
+    amplified, and cohorts may be public; with kept_bins each client's bin is secret, which amplifies.
     """
 
     def correlated(noise: Mechanism) -> CorrelatedNoise:
