@@ -140,7 +140,7 @@ class Task:
 
     @property
     def encoding_sha256(self) -> str:
-        """SHA-256 of the meaning of a record's coordinates and classes, which must be the same in all silos.
+        """SHA-256 of the encoding of records (what coordinates and classes mean), which all silos must share.
 
         For records that are not read from a table, only their shape and the type of their target are hashed.
         """

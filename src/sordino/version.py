@@ -27,10 +27,10 @@ def local_rank() -> int:
 
 @cache
 def tune_allocator() -> str:
-    """Make glibc keep the memory of large tensors in the process, once; return "tuned" or "system".
+    """Set glibc's malloc to keep freed memory of large tensors in the process; return "tuned" or "system" (unchanged).
 
-    By default glibc returns it to the operating system at every step; keeping it makes small models 1.5x as fast.
-    SORDINO_MALLOC=system keeps glibc's default.
+    By default glibc returns this memory to the operating system at every step; keeping it makes small models 1.5x as
+    fast. SORDINO_MALLOC=system leaves glibc's default.
     """
     if os.environ.get("SORDINO_MALLOC") == "system":
         return "system"

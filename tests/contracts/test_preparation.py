@@ -274,7 +274,7 @@ def test_a_release_that_nobody_is_billed_for_cannot_run(config: Config) -> None:
     cheap = replace(config.plan, prepare=(_like(config.plan.prepare[0], 0.01, 32),))
     with pytest.raises(DataError, match="in another form"):
         so.train(cheap, task)
-    with pytest.raises(DataError, match="does not wait for"):
+    with pytest.raises(DataError, match="does not need"):
         so.train(config.plan, replace(task, waiting=()))
 
 

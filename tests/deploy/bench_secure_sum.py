@@ -61,7 +61,8 @@ def accuracy(whole: Task, seed: int) -> float:
 
 
 def test_sixteen_bits_beside_thirty_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    large, small, rows = task(INPUTS), digits(), dict[int, dict[str, Any]]()
+    rows: dict[int, dict[str, Any]] = {}
+    large, small = task(INPUTS), digits()
     for bits in (16, 32, 64):
         use_words(bits, monkeypatch)
         grid = secagg.grid_of(plan())

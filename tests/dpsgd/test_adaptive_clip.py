@@ -188,7 +188,7 @@ def test_secure_noise_reads_the_count_off_the_public_grid() -> None:
 
 
 def test_what_would_not_be_charged_right_is_refused() -> None:
-    with pytest.raises(ConfigError, match="drop the strategy"):
+    with pytest.raises(ConfigError, match="remove the strategy"):
         private(clip_norm=Adaptive(START), strategy=Banded(2))
     with pytest.raises(ConfigError, match="Adaptive"):
         private(clip_norm=Adaptive(START), clip="per_layer")

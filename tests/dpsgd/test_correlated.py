@@ -204,7 +204,7 @@ def test_a_checkpoint_does_not_go_on_over_another_split() -> None:
     splits = [Subset(data(80), np.random.default_rng(k).permutation(80)[:60].tolist()) for k in (0, 0, 1)]
     first, same, other = (private(dataset=split, epochs=2, strategy=Banded(5)) for split in splits)
     train(first)
-    with pytest.raises(ConfigError, match="over other rows, or over these in another order"):
+    with pytest.raises(ConfigError, match="over other rows, or over the same rows in another order"):
         other[1].load_state_dict(first[1].state_dict())
     same[1].load_state_dict(first[1].state_dict())
     train(same)

@@ -169,7 +169,7 @@ def test_two_copies_that_both_took_the_noisiest_steps_cannot_be_joined_as_later_
     other[1].load_state_dict(start)
     train(parts)
     train(other)
-    with pytest.raises(ConfigError, match="both of which went on"):
+    with pytest.raises(ConfigError, match="both of which continued"):
         parts[1].load_state_dict(other[1].state_dict())
     plain = private(noise_multiplier=1.0, epochs=2)
     copied = private(noise_multiplier=1.0, epochs=2)
@@ -199,7 +199,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no noise in a step": ({"noise_multiplier": [1.0, 1.0, 0.0, 1.0, 1.0]}, "noise_multiplier of 0.0 in step 2"),
     "a value that is none": ({"noise_multiplier": lambda t: math.nan}, "noise_multiplier of nan in step 0"),
     "a text": ({"noise_multiplier": "small"}, "noise_multiplier = a str"),
-    "correlated noise": ({"noise_multiplier": FALLING, "strategy": Banded(2)}, "drop the strategy"),
+    "correlated noise": ({"noise_multiplier": FALLING, "strategy": Banded(2)}, "remove the strategy"),
     "a number and a target": ({"noise_multiplier": 1.0, "epsilon": 1.0}, "exactly one of the two"),
 }
 
@@ -222,7 +222,7 @@ def test_scheduled_noise_is_refused_where_a_record_is_not_in_every_round() -> No
         dp_sgd(rounds=5, records=OnePass(8, (40,)), clip_norm=1.0, release=release, lr=0.1)
     with pytest.raises(PlanError, match="outside a loop"):
         dp_fed_avg(rounds=5, clients=Poisson(100, 0.1), clip_norm=1.0, release=release, lr=0.1)
-    with pytest.raises(PlanError, match="a noise draw for no step"):
+    with pytest.raises(PlanError, match="without the number of a step"):
         release.on_server(torch.zeros(3), torch.zeros(1).numpy())  # type: ignore[arg-type]
 
 

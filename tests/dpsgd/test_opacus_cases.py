@@ -194,5 +194,5 @@ def test_layers_of_words_equal_a_loop_over_records(name: str) -> None:
 def test_packed_sequences_are_refused_with_what_to_do() -> None:
     torch.manual_seed(5)
     model, x = Packed(nn.LSTM(5, 3, batch_first=True)), torch.randn(BATCH, 3, 5)
-    with pytest.raises(PlanError, match=r"packed sequence.*pad the windows"):
+    with pytest.raises(PlanError, match=r"packed sequence.*pad the records"):
         ClippedGradient(model, squared).sum(x, torch.zeros(BATCH), 1.0)

@@ -397,7 +397,7 @@ def test_a_collate_function_of_ones_own_is_named_and_for_release_needs_the_word(
     said = parts[1].certificate()["own_code"]
     assert said["grade"] == "own code, trusted"
     assert "collate" in said["why"]
-    with pytest.raises(PlanError, match="collate_fn of the user"):
+    with pytest.raises(PlanError, match="the user's collate_fn"):
         private(Own(), loader=loader, noise="secure")
     private(Own(), loader=loader, noise="secure", own_code="trusted")
 

@@ -334,9 +334,9 @@ def test_a_resume_without_users_is_refused() -> None:
 @pytest.mark.parametrize(
     ("ids", "says"),
     [
-        (torch.zeros(len(IDS), 2, dtype=torch.int64), "a public cap on shared records is your own step"),
-        ([[0, 1]] * len(IDS), "a public cap on shared records is your own step"),
-        (np.zeros((len(IDS), 1), dtype=np.int64), "a public cap on shared records is your own step"),
+        (torch.zeros(len(IDS), 2, dtype=torch.int64), "assign each record to one user"),
+        ([[0, 1]] * len(IDS), "assign each record to one user"),
+        (np.zeros((len(IDS), 1), dtype=np.int64), "assign each record to one user"),
         (torch.zeros(len(IDS)), "users of type float"),
         ([0.0] * len(IDS), "users of type float"),
         ([*IDS[1:], None], "users of type None and str"),
@@ -369,5 +369,5 @@ def test_a_large_delta_is_refused_by_the_number_of_users() -> None:
 
 
 def test_moments_of_records_are_refused_with_users() -> None:
-    with pytest.raises(ConfigError, match="users and prepare"):
+    with pytest.raises(ConfigError, match="users= with prepare="):
         loop("mlp", prepare=Standardise(channels=4))

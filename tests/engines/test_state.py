@@ -59,7 +59,7 @@ def test_nothing_passes_from_one_client_to_the_next(name: str) -> None:
     """Trusted code is compared by content. A first client that is left out would change all others' messages by 24."""
     found, act = ACTS[name]
     data = Task.of(seeded(Relay(act)), clients(), own_code="trusted")
-    with pytest.raises(PlanError, match=r"\[state\].*the next would see it") as refusal:
+    with pytest.raises(PlanError, match=r"\[state\].*the next client would see it") as refusal:
         final(plan(local=LocalSgd(lr=0.3, epochs=1)), data)
     assert found in str(refusal.value)
 

@@ -28,7 +28,7 @@ from sordino.recipes import dp_fed_avg
 from sordino.recipes.arguments import federated
 from sordino.rng import Seeded
 from sordino.task import Task
-from sordino_papers import kept, once, paper_003, paper_003_cifar, paper_003_protocol, paper_003_tuning
+from sordino_papers import kept, once, paper_003, paper_003_protocol, paper_003_regime, paper_003_tuning
 from sordino_papers.paper_003 import METHODS, Setting, plan
 from sordino_papers.paper_003_claimed import RUNS, protocols
 from sordino_papers.paper_003_fair import BEST_TOP_K, CHOSEN, settings
@@ -221,15 +221,15 @@ def test_the_search_on_cifar_never_asks_for_the_test_images(monkeypatch: pytest.
     """All trials are judged on held-out training images, by a seed that reports nothing; the best of each reports."""
     asked: list[tuple[Setting, int, str]] = []
 
-    def here(work: Any, jobs: list[tuple[Setting, int, str]], workers: int) -> list[dict[str, Any]]:
-        asked.extend(jobs)
-        return [{"validation": -abs(one.clip_norm - 0.2) - one.lr - abs(one.own - 0.1)} for one, *_ in jobs]
+    def here(work: Any, jobs: list[tuple[str, Setting, int, str]], workers: int) -> list[dict[str, Any]]:
+        asked.extend(job[1:] for job in jobs)
+        return [{"validation": -abs(one.clip_norm - 0.2) - one.lr - abs(one.own - 0.1)} for _, one, *_ in jobs]
 
-    monkeypatch.setattr(paper_003_cifar, "side_by_side", here)
-    tried = paper_003_cifar.searched(1)
-    assert {(seed, judge) for _, seed, judge in asked} == {(paper_003_cifar.TRIAL, "validation")}
+    monkeypatch.setattr(paper_003_regime, "side_by_side", here)
+    tried = paper_003_regime.searched("cifar10", 1)
+    assert {(seed, judge) for _, seed, judge in asked} == {(paper_003_regime.TRIAL, "validation")}
     assert len(asked) == len(tried) == len({one for one, *_ in asked}) == 3 * 6 + 2 + 1 + 3
-    best = paper_003_cifar.chosen(tried)
+    best = paper_003_regime.chosen(tried)
     assert [one.method for one in best][:2] == ["DP-FedAvg", "DP-FedSAM"]
     assert all((one.lr, one.clip_norm) == (0.03, 0.2) for one in best)
 
@@ -243,10 +243,10 @@ def test_cifar_images_are_held_out_from_training_and_test(real_data: Path, monke
         test_y=y[:10],
         classes=10,
     )
-    monkeypatch.setattr(paper_003_cifar, "load", lambda name, **options: shown)
-    paper_003_cifar.images.cache_clear()
-    held, validation, test = paper_003_cifar.images()
-    paper_003_cifar.images.cache_clear()
+    monkeypatch.setattr(paper_003_regime, "load", lambda name, **options: shown)
+    paper_003_regime.images.cache_clear()
+    held, validation, test = paper_003_regime.images()
+    paper_003_regime.images.cache_clear()
     assert (len(held), len(validation), len(test)) == (45_000, 5_000, 10)
     assert float(held.x.max()) < float(validation.x.min())
     assert float(test.x.max()) < float(held.x.min())

@@ -123,7 +123,7 @@ def test_every_claim_of_a_paper_has_comparisons_that_were_made_or_is_a_headline(
     """A comparison that was renamed would leave the page without a word."""
     rows = page.judged(kept.stored(KEPT))
     empty = [one for one in CLAIMS if any(one.slices) and not one.mine(rows[one.paper]) and not one.title]
-    waiting = "5,000 silos"  # runs for an hour: 002-loans-5000
+    waiting = ("5,000 silos", "the paper's protocol, 50 epochs")  # not run yet: 002-loans-5000, 004-protocol-50
     assert [one.text for one in empty if not one.slices[0].startswith(waiting)] == []
 
 

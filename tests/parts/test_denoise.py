@@ -265,7 +265,7 @@ def test_an_order_that_is_no_permutation_is_refused(order: tuple[int, ...]) -> N
 
 
 def test_smoothing_by_the_noise_to_signal_ratio_of_the_plan_and_the_model() -> None:
-    """z sqrt(d) / S of 100 clients and 105 parameters: below 15 the mean stays, above it is smoothed."""
+    """z sqrt(d) / S of 100 clients and 105 parameters: below 18 the mean stays, above it is smoothed."""
     layout, smooth = Layout.of(nn.Linear(20, 5)), LaplacianSmoothing(1.0)
     mean = torch.linspace(-1, 1, layout.size)
     for z, smoothed in ((100.0, False), (200.0, True)):

@@ -338,7 +338,7 @@ def test_a_float_buffer_is_refused_and_group_norm_is_not() -> None:
 def test_targets_that_the_radius_cannot_reach_are_refused_from_public_records_alone() -> None:
     far = [(noise(size, 4), 1e4 + noise(size)) for size in SIZES]
     model, plan = seeded(nn.Linear(4, 1)), planned(local=BatchGradient(FixedRecords(2, SIZES), 1.0))
-    with pytest.raises(DataError, match=r"clip norms long.*scale the target"):
+    with pytest.raises(DataError, match=r"median gradient norm.*scale the target"):
         check(plan, Task.of(model, far, test=far[0], loss="mse"), InProcess())
     check(plan, Task.of(model, far, loss="mse"), InProcess())  # nothing public to look at
     near = Records(noise(20, 4), noise(20, seed=1))

@@ -481,7 +481,7 @@ def test_best_of_a_head_says_why_and_takes_its_rounds_from_public_numbers(caplog
     assert min(more) > rounds  # more clients, more epsilon, fewer weights: less noise, so a longer path
     for wrong in ({"population": 0}, {"epsilon": -1.0}, {"head_size": 0}):
         with pytest.raises(PlanError, match=f"{next(iter(wrong))} = "):
-            best(**{"population": 100, "epsilon": 4.0, "head_size": 10, **wrong})
+            best(**{"population": 100, "epsilon": 4.0, "head_size": 10, **wrong})  # type: ignore[arg-type]
 
 
 # ---- silos and uploads with noise of their own -----------------------------------------------------------------------

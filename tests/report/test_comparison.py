@@ -80,5 +80,5 @@ def test_one_command_draws_accuracy_against_epsilon(folders: dict[str, Path], tm
     both = (folders["central"], folders["shares"])
     assert sordino("compare", *both, "--plot", tmp_path / "a.png").code == 0
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert "two settings or more" in sordino("compare", folders["central"], "--plot", tmp_path / "b.png").sentence
+    assert "at least two settings" in sordino("compare", folders["central"], "--plot", tmp_path / "b.png").sentence
     assert "cannot be written" in sordino("compare", *both, "--plot", tmp_path / "c.xyz").sentence

@@ -25,7 +25,7 @@ from sordino.ledger.ledger import Ledger
 from sordino.report.text_table import Estimate, Row, best_of, seeds_text, settings_table
 from sordino.runs.folder import RunFolder
 from sordino.tuning.search_space import Interval, Space, Sweep, combinations, random_combinations
-from sordino.tuning.sweep import composed, evaluate
+from sordino.tuning.sweep import compose_costs, evaluate
 
 GRID = """
 base = "fed.toml"
@@ -149,11 +149,11 @@ def test_silos_that_differ_are_composed_silo_by_silo() -> None:
         ]
         return Cost("record", tuple(lines))
 
-    both = composed([cost(1.0, 2.0, 2.0), cost(1.0, 3.0, 3.0)], 3)
+    both = compose_costs([cost(1.0, 2.0, 2.0), cost(1.0, 3.0, 3.0)], 3)
     found = {line.silos: dict(line.entries) for line in both.of("messages")}
     assert found == {(0,): {GaussianNoise(1.0): 4}, (1, 2): {GaussianNoise(2.0): 2, GaussianNoise(3.0): 2}}
     with pytest.raises(ConfigError, match="one client and runs that protect one record"):
-        composed([cost(1.0), Cost("client", cost(1.0).lines)], 1)
+        compose_costs([cost(1.0), Cost("client", cost(1.0).lines)], 1)
 
 
 _WHO: Any = ("models", "cohort", "messages")

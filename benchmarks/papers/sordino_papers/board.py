@@ -52,7 +52,7 @@ class Problem:
         if not self.held:
             return data
         n = len(data.y) - self.held
-        rest = {"groups": None if data.groups is None else data.groups[:n], "test_groups": None}
+        rest: dict[str, Any] = {"groups": None if data.groups is None else data.groups[:n], "test_groups": None}
         return replace(data, x=data.x[:n], y=data.y[:n], test_x=data.x[n:], test_y=data.y[n:], **rest)
 
 
@@ -155,7 +155,7 @@ def without_privacy(problem: Problem, ridge: float = 1e-6, iterations: int = 50)
         found.backward()  # type: ignore[no-untyped-call]
         return found
 
-    solver.step(loss)  # type: ignore[arg-type]
+    solver.step(loss)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         scores = torch.from_numpy(data.test_x) @ weight.T
     return 100 * float((scores.argmax(1) == torch.from_numpy(data.test_y)).double().mean())

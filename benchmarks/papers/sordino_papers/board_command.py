@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -62,8 +63,11 @@ def run(
     results: Results = KEPT,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run a row once: five seeds with secure noise, one with repeatable noise, and keep the result."""
-    from sordino_papers import board_rows
+    """Run a row once: five seeds with secure noise, one with repeatable noise, and keep the result.
+
+    'all' runs what is not kept yet, and tries settings on stand-ins where that was not done.
+    """
+    from sordino_papers import board_choosing, board_rows
 
     if check:
         known, again = board_rows.check(board_rows.found_row(row), results)
@@ -76,11 +80,18 @@ def run(
     names = [one.id for one in board_rows.ROWS if one.id not in done] if row == "all" else [row]
     found = []
     for name in names:
+        stand_in = board_rows.found_row(name).stand_in
+        for tried in board_choosing.choose(stand_in, results) if row == "all" else ():
+            _tell(tried)
         found.append(board_rows.measure(board_rows.found_row(name), results))
         if not as_json:
             print(line(found[-1]), flush=True)
     if as_json:
         print(json.dumps({"results": found}))
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def line(result: dict[str, object]) -> str:

@@ -17,7 +17,7 @@ from sordino.data.records import Dirichlet, Iid, Natural
 from sordino.errors import ConfigError
 from sordino.rng import Seeded
 from sordino_papers import kept
-from sordino_papers.board import Problem, Published, Row, Run, interval, run, without_privacy
+from sordino_papers.board import Problem, Published, Row, Run, Settings, interval, run, without_privacy
 from sordino_papers.board_choosing import CLOTHES, DIGITS, KEPT, TABLE, key, settings, stored
 
 SEEDS = 5
@@ -140,8 +140,7 @@ def check(row: Row, folder: Path = KEPT) -> tuple[float, float]:
     known = results(folder).get(row.id)
     if known is None:
         raise ConfigError(f"no kept result of {row.id}", "a row that has run", f"sordino board run {row.id}")
-    again = run(row.problem, row.epsilon, type(settings(row.stand_in, row.epsilon, folder))(**known["settings"]), 0,
-                noise="simulation")  # fmt: skip
+    again = run(row.problem, row.epsilon, Settings(**known["settings"]), 0, noise="simulation")
     return float(known["repeatable"]), round(again.accuracy, 3)
 
 

@@ -112,7 +112,7 @@ PAPER_001 = (
          "H.1's batches, grids and noise, 20 splits (noisy Local SGD: five), records split before silos draw and clipped "
          "one by one; 001-figure3: components scaled to length 1, full batches"),
         ("Figures 4, 7, 8 (medical charges)", "001-figure4",
-         "all records in a round (the paper K), N = 3 and 10, M = N and N/2, four epsilons of six, five splits"),
+         "all records in a round (the paper K), N = 3 and 10, M = N and N/2, four epsilons of six, 20 splits"),
         ("Figure 5 (homogeneous silos)", "001-figure5", "components scaled, full batches, four epsilons, five splits"),
     ),
     *_items(
@@ -169,8 +169,8 @@ PAPER_003 = (
     ),
     *_items(
         "scaled",
-        ("Table 1, Figure 2 (all methods), Table 4 (train and test)", "003-cifar10-regime 003-mnist 003-tuning",
-         "at the paper's ratio: four methods on CIFAR-10 at 16x16, Dirichlet 0.6, T = 60, three seeds; all ten methods on MNIST at "
+        ("Table 1, Figure 2 (all methods), Table 4 (train and test)", "003-cifar10-regime 003-mnist-regime 003-mnist 003-tuning",
+         "at the paper's ratio: four methods on CIFAR-10 at 16x16, Dirichlet 0.6, T = 60, three seeds, and three on MNIST, three splits, five seeds; all ten methods on MNIST at "
          "a tenth of the ratio, T = 100 (three of them on Dirichlet 0.3 and iid; the other seven there: not run)"),
         ("Figure 4 (norms of updates)", "003-cifar10-regime 003-mnist 003-regimes", "over rounds; means over clients and rounds"),
         ("Figures 1, 3 (loss landscapes)", "003-cifar10-regime 003-landscape landscape", "flatness over seeds; the surfaces are of 003-mnist"),
@@ -197,8 +197,9 @@ PAPER_004 = (
     ),
     *_items(
         "changed",
-        ("Table 2 (logistic regression)", "004-table2 004-protocol",
-         "records clipped, batches of 2,000, falling step; by the paper's protocol (not private): 10 epochs of 50"),
+        ("Table 2 (logistic regression)", "004-table2 004-protocol 004-protocol-50",
+         "records clipped, batches of 2,000, falling step; by the paper's protocol (not private): 10 epochs of 50 (004-protocol-50 "
+         "has all 50)"),
         ("Figures 1, 3 (losses)", "004-protocol", "not private; 10 epochs of 50"),
         ("Figure 4 (step sizes)", "004-protocol", "not private; four steps of six, 10 epochs of 50"),
     ),
@@ -228,6 +229,7 @@ BEYOND = _items(
         "beyond-crossing beyond-crossing-again",
         "T = 100, five paired seeds; a client of FEMNIST is a tenth of a writer",
     ),
+    ("The user as the unit beside groups of records (FEMNIST)", "beyond-users", "logistic, T = 60, five paired seeds"),
 )
 
 COVERAGE: dict[str, tuple[Item, ...]] = {

@@ -56,7 +56,7 @@ CLAIMS = """
 "A beats B" is decided by the differences of paired seeds (same data split, start and noise stream) with a 95% interval
 of Student's t. Ratio: noise to signal, the paper's / ours; outside a factor of two the claim is not tested here.
 """.strip()
-OWN = 12  # claims of our own that a page shows
+OWN = 6  # claims of our own that a page shows
 DIGITS = """
 [All papers](../papers.md). With one thread per process the same code on the same instruction set gives the same model
 to the last bit: run twice, in other processes, with or without compiled kernels, whatever `OMP_NUM_THREADS` says. Two
@@ -104,7 +104,7 @@ def _verdicts(part: str, rows: list[Row]) -> list[str]:
 
 
 def _own(rows: list[Row]) -> str:
-    """Yes and no by count, with those that are decided in a list of at most twelve."""
+    """Yes and no by count, with the first that are decided in a list."""
     count = Counter(row["verdict"] for row in rows)
     counted = ", ".join(f"{count[one]} {one}" for one in ("yes", "no", "undecided") if count[one])
     shown = [row for row in rows if row["verdict"] != "undecided"][:OWN]

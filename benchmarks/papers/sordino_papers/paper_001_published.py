@@ -80,8 +80,9 @@ def task_of(split: int) -> tuple[Task, Records]:
 # ---- plans -----------------------------------------------------------------------------------------------------------
 
 
-def _plan(algorithm: str, cohort: int, epsilon: float, rate: float) -> Plan:
-    shared = {"rounds": ROUNDS, "clients": silos_of(cohort), "clip_norm": clip_norm(), "noise_multiplier": 1.0}
+def _plan(algorithm: str, cohort: int, epsilon: float, rate: float, clip: float | None = None) -> Plan:
+    radius = clip_norm() if clip is None else clip
+    shared = {"rounds": ROUNDS, "clients": silos_of(cohort), "clip_norm": radius, "noise_multiplier": 1.0}
     if algorithm == "minibatch":
         reads = FixedRecords(batch_of(epsilon), (PER_SILO,))
         return noisy_minibatch_sgd(**shared, records=reads, lr=rate)  # type: ignore[arg-type]
@@ -91,8 +92,8 @@ def _plan(algorithm: str, cohort: int, epsilon: float, rate: float) -> Plan:
 
 @cache
 def true_multiplier(algorithm: str, epsilon: float) -> float:
-    """The noise multiplier with which a silo that is in every round spends epsilon."""
-    solved = calibrate(_plan(algorithm, SILOS, epsilon, 1.0), epsilon=epsilon, delta=DELTA)
+    """The noise multiplier with which a silo that is in every round spends epsilon, whatever the clip norm."""
+    solved = calibrate(_plan(algorithm, SILOS, epsilon, 1.0, clip=1.0), epsilon=epsilon, delta=DELTA)
     return float(getattr(solved.local, "noise_multiplier", 0) or solved.release.mechanism.noise_multiplier)  # type: ignore[attr-defined]
 
 

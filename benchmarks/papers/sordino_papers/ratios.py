@@ -28,8 +28,8 @@ from sordino_papers import (
     paper_000_regime,
     paper_000_regime_lstm,
     paper_003,
-    paper_003_cifar,
     paper_003_protocol,
+    paper_003_regime,
     paper_004,
     paper_004_cnn,
     paper_004_protocol,
@@ -150,7 +150,13 @@ def sam_mnist() -> Span:
 
 def sam_cifar() -> Span:
     """003-cifar10-regime."""
-    return span([paper_003_cifar.ratio(paper_003_cifar.begun("DP-FedAvg"))])
+    made = paper_003.plan(paper_003_regime.BENCHES["cifar10"].base, 0)
+    return span([noise_ratio(made, size(paper_003_regime.NET, (3, 16, 16)))])
+
+
+def sam_mnist_regime() -> Span:
+    """003-mnist-regime."""
+    return span([noise_ratio(paper_003.plan(paper_003_regime.BENCHES["mnist"].base, 0), size(Mlp((128,)), WHOLE))])
 
 
 def sam_protocol() -> Span:
@@ -200,6 +206,8 @@ OURS: dict[str, Callable[[], Span]] = {
     "002-femnist-30": of_writers,
     "003-mnist": sam_mnist,
     "003-cifar10-regime": sam_cifar,
+    "003-mnist-regime": sam_mnist_regime,
+    "003-cifar10-regime, 003-mnist-regime": lambda: span([*sam_cifar(), *sam_mnist_regime()]),
     "003-protocol": sam_protocol,
     "004-protocol": partial(lssgd_protocol, *paper_004_protocol.NOISE),
     "004-protocol, Figure 4": partial(lssgd_protocol, 0.1, 0.2),

@@ -14,7 +14,7 @@ from sordino_papers.studies import Study
 
 Row = dict[str, Any]
 PER_SEED = ("values", "figures")  # of a row of a study: kept, judged and drawn, not shown
-LONG = 5  # rows of one shape that a page shows; more of them stand in a file beside it
+LONG = 3  # rows of one shape that a page shows; more of them stand in a file beside it
 ALONG = ("round", "epoch", "k")  # a row that has None here is the end of a curve
 COLUMNS = ("setting", "published", "ours", "spread", "claimed epsilon", "epsilon", "update norm (median)", "seeds", "s")
 
@@ -88,7 +88,9 @@ def study_text(study: Study, found: Row) -> str:
     made = f"`sordino papers run {study.id}` ({_took(found)})."
     head = f"### {study.title}\n\n" + " ".join(text for text in (made, study.about, _chosen(study.chosen)) if text)
     head += f" [Figure](../figures/{study.id}.png)."
-    tables = [_rows(keys, rows) for keys, rows in shapes(found["rows"]).items()]
+    tables = [
+        _rows(keys, rows) for keys, rows in shapes(found["rows"]).items() if not (is_long(found) and trials(keys))
+    ]
     file = [f"All {len(found['rows'])} rows: [{study.id}.csv](rows/{study.id}.csv)."] if is_long(found) else []
     return "\n\n".join([head, *(table for table in tables if table), *file])
 
@@ -104,6 +106,11 @@ def shapes(rows: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
     for row in rows:
         found.setdefault(tuple(key for key in row if key not in PER_SEED), []).append(row)
     return found
+
+
+def trials(keys: Sequence[str]) -> bool:
+    """Whether rows of this shape are what a search tried: one run each, judged on validation images."""
+    return "validation" in keys and "repeats" not in keys
 
 
 def is_long(found: Row) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sordino_papers.beyond import TABLES as BEYOND
+from sordino_papers.beyond_users import STUDIES as BEYOND_USERS
 from sordino_papers.bounds import STUDIES as BOUNDS
 from sordino_papers.cells import Cell, Job, Table
 from sordino_papers.correlated import STUDIES as CORRELATED
@@ -29,11 +30,11 @@ from sordino_papers.paper_002_claims import STUDIES as PAPER_002
 from sordino_papers.paper_002_theory import STUDIES as PAPER_002_THEORY
 from sordino_papers.paper_002_writers import STUDIES as PAPER_002_WRITERS
 from sordino_papers.paper_003_ablations import STUDIES as PAPER_003_ABLATIONS
-from sordino_papers.paper_003_cifar import STUDIES as PAPER_003_CIFAR
 from sordino_papers.paper_003_claimed import STUDIES as PAPER_003_CLAIMED
 from sordino_papers.paper_003_fair import STUDIES as PAPER_003
 from sordino_papers.paper_003_landscape import STUDIES as PAPER_003_LANDSCAPE
 from sordino_papers.paper_003_protocol import STUDIES as PAPER_003_PROTOCOL
+from sordino_papers.paper_003_regime import STUDIES as PAPER_003_REGIME
 from sordino_papers.paper_003_tuning import STUDIES as PAPER_003_TUNING
 from sordino_papers.paper_004 import TABLES as PAPER_004
 from sordino_papers.paper_004_cnn import STUDIES as PAPER_004_CNN
@@ -71,7 +72,7 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_002_WRITERS,
     *PAPER_002_THEORY,
     *PAPER_003,
-    *PAPER_003_CIFAR,
+    *PAPER_003_REGIME,
     *PAPER_003_TUNING,
     *PAPER_003_LANDSCAPE,
     *PAPER_003_ABLATIONS,
@@ -83,6 +84,7 @@ STUDIES: tuple[Study, ...] = (
     *BOUNDS,
     *CORRELATED,
     *CROSSING,
+    *BEYOND_USERS,
 )
 
 __all__ = ["STUDIES", "TABLES", "Cell", "Job", "Study", "Table"]

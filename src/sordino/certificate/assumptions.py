@@ -56,7 +56,8 @@ def assumptions_of_run(
 
 def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Facts) -> list[str]:
     release, reads = plan.release, plan.local.reads
-    shared = [SHARED] if release.correlated else [ALLOCATED] if plan.clients.pass_rounds > 1 else []
+    by_pass = plan.clients.pass_rounds > 1 or (reads is not None and reads.pass_rounds > 1)
+    shared = [SHARED] if release.correlated else [ALLOCATED] if by_pass else []
     provided = [f"the engine provides {need}" for need in sorted(release.needs)]
     if reads is not None:
         words = SILO if facts.loop is None else USERS if facts.loop.users else LOOP  # a loop has no silo
@@ -64,7 +65,7 @@ def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Fact
         said = [row, f"{words['public']} {_declared(facts.public)}"]
         if reads.relation == "add_remove":
             said.append(words["rates"])
-        if not reads.disjoint and reads.amplify(GaussianNoise(1.0), 0) != GaussianNoise(1.0):
+        if reads.amplify(GaussianNoise(1.0), 0) != GaussianNoise(1.0):
             said.append(words["draws"])
         if "messages" not in release.sees:
             said.append(words["sum"])

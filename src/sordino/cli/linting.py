@@ -1,4 +1,4 @@
-"""Command `sordino lint`: other libraries' privacy settings, checked against what is proved of what they run."""
+"""Command `sordino lint`: compares the epsilon that another library's settings claim with the one that is proved."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lint(
     epochs: Annotated[float | None, typer.Option(help="Passes over the records.")] = None,
     values: Changes = None, as_json: JsonFlag = False,
 ) -> None:  # fmt: skip
-    """Print what another library's settings claim, what is proved of them, against whom, and what mends them."""
+    """Print the guarantee that another library's settings claim, the proved one, the adversary, and how to fix them."""
     from sordino.lint import check, read_file, stated, text
 
     given: dict[str, Any] = {
@@ -45,6 +45,6 @@ def lint(
     found = [one for one in found if library in (None, one.library)]
     if not found:
         needed = "a call or a key that lint knows (docs/lint.md)"
-        raise ConfigError(f"{file} with no known privacy setting", needed, "give --library and numbers")
+        raise ConfigError(f"{file} without a privacy setting that lint can read", needed, "give --library and numbers")
     results = [check(one) for one in found]
     output(as_json, {"results": results}, "\n".join(map(text, results)))

@@ -71,7 +71,7 @@ def ledger_limit(
 
 @ledger_app.command("history")
 def ledger_history(file: LedgerFile, dataset: Dataset, own: Own = None, as_json: JsonFlag = False) -> None:
-    """Print every line of one data set: limits, runs with their project, and rounds, each with epsilon so far."""
+    """Print all ledger entries of one data set: limits, runs with their project, rounds, and epsilon after each."""
     load_own_parts(own)
     from sordino import codec
     from sordino.accounting.rounding import upward
@@ -247,7 +247,7 @@ def federation_status(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Print who is connected, the round, who is awaited since when, the last metrics, refusals and the budget left."""
+    """Print the state of a federation: connected silos, round, silos without a reply, metrics, refusals and budget."""
     from sordino.federation.status import in_words, read_status, status_files
 
     while True:

@@ -27,7 +27,7 @@ CERTIFIED = (
 )  # fmt: skip
 SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle", "allocation")
 FREE = ("noise_multiplier", "rounds", "cohort")
-SMOOTHING_PAYS = 15.0  # noise to signal from which Laplacian smoothing gains accuracy on CNNs: docs/papers.md
+SMOOTHING_PAYS = 18.0  # noise to signal from which Laplacian smoothing gains accuracy on CNNs: docs/papers.md
 
 
 @app.command()
@@ -106,7 +106,7 @@ def noise_to_signal(config: Config) -> dict[str, float] | None:
 
 
 def noise_ratio(plan: Plan, parameters: int) -> float:
-    """Return z sqrt(d) / S of a plan for d parameters."""
+    """Return the norm of the noise in a round's mean update, in clip norms, for a model of this many parameters."""
     cohort = np.arange(max(1, round(plan.clients.expected)), dtype=np.int64)
     summed = plan.release.denominator(plan.clients.expected, len(cohort))
     summed *= 1.0 if plan.local.reads is None else plan.local.reads.count

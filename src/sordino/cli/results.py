@@ -26,7 +26,7 @@ NOT_EXAMINED = (
     "whether these events are those of the run, its charges, its model and its versions: that needs the run's folder "
     "(sordino certify FOLDER), or the word of those who signed (--key)"
 )
-LOOP = "computed from the plan and the step counts in the file; a loop has no hash chain of charges to check"
+LOOP = "computed from plan and step counts in the file; a DP-SGD loop has no hash chain of charges to check"
 
 
 @app.command()
@@ -54,8 +54,8 @@ def certify(
     known = _read_about(about)
     alone = certificate_alone(target)
     if alone is not None and private is not None:
-        needed = "the whole folder: who signs has recomputed the certificate from the run's files"
-        raise ConfigError("--sign with a certificate without its run's folder", needed)
+        needed = "the run's folder, from which the certificate is recomputed before it is signed"
+        raise ConfigError("--sign with a certificate file alone", needed, "run `sordino certify FOLDER --sign KEY`")
     certificate = certified_with_plan(target)[0] if alone is None else alone
     text = f"certified: {guarantee(certificate)}" + ("" if certificate["loop"] is None else f"; {LOOP}")
     if alone is not None:
@@ -81,9 +81,9 @@ def certify(
 
 
 def certificate_alone(target: Path) -> dict[str, Any] | None:
-    """Return the certificate of a run in a file by itself, after checking its own numbers; None for anything else.
+    """Read a run's certificate from a file without the run's folder, and check its numbers; None for other files.
 
-    Every epsilon is computed again from the events, relation and delta beside it.
+    Every epsilon is computed again from the events, relation and delta in the certificate.
     """
     if not target.is_file() or target.stat().st_size > LARGEST:
         return None
@@ -96,12 +96,13 @@ def certificate_alone(target: Path) -> dict[str, Any] | None:
         if not isinstance(found, dict) or "adversaries" not in found or "plan" in found:
             return None
         for name in sorted({*certificate_file.schema()["required"]} - set(found)):
-            raise CertificateError(name, f"{name} is missing from {target.name}")
+            raise CertificateError(name, f"{name} is missing from {target.name}; ask the issuer for the whole file")
         build.check_epsilons(found)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError) as error:
         if isinstance(error, CertificateError):
             raise
-        raise CertificateError(target.name, f"{target.name} is no certificate of this version ({error})") from None
+        wrong = f"{target.name} is no certificate of this version ({error}); check it with the version that wrote it"
+        raise CertificateError(target.name, wrong) from None
     return found
 
 
@@ -201,7 +202,7 @@ def export_model(
     from sordino.runs import bundle
 
     if out.suffix != ".onnx":
-        raise ConfigError(f"--out {out}", "a file whose name ends in .onnx")
+        raise ConfigError(f"--out {out}", "a file whose name ends in .onnx", f"choose --out {out.with_suffix('.onnx')}")
     bundle.export_onnx(model, out)
     output(as_json, {"model": str(out)}, f"exported: {out}")
 
@@ -334,7 +335,7 @@ try:
 except ModuleNotFoundError:
 
     def _absent(about: str) -> typer.Typer:
-        """A group of commands that says which package it needs."""
+        """Return a command group whose only action is an error that names the missing package."""
         made = typer.Typer(help=about, invoke_without_command=True)
 
         @made.callback()

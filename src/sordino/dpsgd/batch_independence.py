@@ -216,7 +216,7 @@ class IndependenceChecks:
             raise mixing_error()
 
     def again(self, batch: BatchPass) -> bool:
-        """Test a later batch; return whether the whole batch was tested, whose gradients the caller tests too."""
+        """Test a later batch; return True if the whole batch was tested, so that its gradients must be tested too."""
         whole = bool(self.rng.random() < WHOLE)
         batch = batch if whole else self._few(batch)
         try:

@@ -272,7 +272,7 @@ class CheckedForward:
         raise failure
 
     def _check_slices(self, batch: BatchPass) -> bool:
-        """Refuse layers in which a record's gradient reaches other records' slices; return if the output is finite."""
+        """Refuse layers that pass one record's gradient to other records; return whether the output is finite."""
         tape, size = self.tape, batch.size
         calls, before, tape.calls, tape.batch = tape.calls, tape.batch, [], size
         try:

@@ -108,7 +108,7 @@ class PrivateTrainer(Trainer):
         return found
 
     def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute the gradients of a batch, with step() after every piece but the last; the Trainer calls the last."""
+        """Compute the gradients of a batch, and step() on every piece except the last, on which the Trainer steps."""
         assert self.steps is not None
         loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         while (piece := self.private.pending.piece) is not None and not piece.last:
@@ -182,7 +182,6 @@ def _kind_of_loss(model: nn.Module, private: dict[str, Any]) -> Any:
 
 
 def _check_arguments(args: TrainingArguments) -> None:
-    """Refuse training arguments that would make the loop differ from the certified one."""
     for name, (taken, fix) in _REFUSED.items():
         value = getattr(args, name, taken[0])
         if value not in taken:

@@ -139,7 +139,10 @@ def _gain_pieces(
     slope: Tensor,
     dims: tuple[int, ...],
 ) -> Pieces:
-    """Return dw_j = sum g_j n(x_j) and dc_j = sum g_j over `dims`; n(x) is computed again here to save memory."""
+    """Return the gradients of a norm's weight, sum g_j n(x_j) over `dims`, and of its bias, sum g_j, per record j.
+
+    g_j are output gradients; the normalised input n(x_j) is computed again here to save memory.
+    """
     products, sums = [], []
     for some in chunks(slice(0, len(x)), 3 * x[:1].numel()):
         both = slope[some] * normal(wide(x[some])), slope[some]
@@ -265,7 +268,7 @@ def patches(module: Conv, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _KernelShape:
-    """Reshape of a patch product [..., O, *kernel * C] to the weight's shape [..., O, C, *kernel]."""
+    """Reshape of a product with patches to a convolution weight: the input channels move before the kernel axes."""
 
     shape: tuple[int, ...]
 
@@ -291,7 +294,7 @@ def _piece(module: Conv, x: Tensor, cut: Callable[[Tensor], Tensor], outputs: Te
 
 
 def _weight_gradient(module: Conv, slopes: Tensor, x: Tensor) -> Tensor:
-    """Return sum_j dW_j from the output gradients `slopes` of images x, by torch's own backward of a convolution."""
+    """Return the weight gradient of a convolution, summed over images x with output gradients `slopes`, by torch."""
     padded = module.padding_mode != "zeros"  # then x is padded already
     image = slopes.view(len(slopes), *_sides(module, x if padded else _padded(module, x[:1])), -1).movedim(-1, 1)
     pads = [0] * len(module.stride) if padded else list(module._reversed_padding_repeated_twice[::-2])

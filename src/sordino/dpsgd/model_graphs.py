@@ -247,7 +247,7 @@ class ModelGraphs:
 
     @property
     def grade(self) -> Grade:
-        """Weakest grade (`sordino.graph`) of all training passes so far."""
+        """Weakest evidence that records are independent (a grade of `sordino.graph`), of all training passes so far."""
         return weakest([one.grade for one in self.traced])
 
     @property
@@ -299,10 +299,10 @@ class ModelGraphs:
     def live_bytes(
         self, args: Any, kwargs: Any, records: Sequence[bool], size: int, kept: int, owners: Owners | None = None
     ) -> int:
-        """Return the most memory that tensors of one training pass over `size` synthetic records take at a time.
+        """Return the peak memory in bytes of a training pass (forward, backward, clipped sum) over synthetic records.
 
-        The pass is that of the loop: forward, backward, clipped sum. `args` give shapes alone; `kept` as `pieces.KEPT`;
-        `owners` are the users of the records, if the user is the unit.
+        Of `args` and `kwargs` only the shapes are used; `size` is the number of records, `kept` the number of gradient
+        entries that are stored for speed (`pieces.KEPT`), and `owners` are the records' users if a user is the unit.
         """
         found = self.trained(args, kwargs, records)
         inputs, form = flat(args, kwargs)
@@ -377,7 +377,6 @@ class ModelGraphs:
 
     @torch.no_grad()
     def _refuse_writes(self, graph: Captured, args: Any, kwargs: Any) -> None:
-        """Refuse a graph that writes into the model's parameters or buffers, which would store private records."""
         named = [("parameter", self.model.named_parameters()), ("buffer", self.model.named_buffers())]
         before = [(kind, name, tensor, tensor._version) for kind, found in named for name, tensor in found]
         with forked_rng():

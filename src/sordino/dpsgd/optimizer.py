@@ -187,7 +187,6 @@ class PrivateOptimizer(Optimizer):
         self.lost = lost if self.pending.summed == 0 else self.lost + lost
 
     def _report_idle(self) -> None:
-        """Warn once of trained parameters that the loss does not depend on, which receive only noise."""
         idle = self.recording.idle
         if idle and not self.idle and self.pending.piece is not None and self.pending.piece.size:
             self.idle = len(idle)

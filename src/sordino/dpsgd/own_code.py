@@ -147,8 +147,7 @@ class RecordTransform(TracedFunction):
 
 
 def given_loss(loss: str | PerRecord, model: nn.Module) -> tuple[PerRecord, bool]:
-    """Return a loss function, or a built-in one by its name, and whether each value is known to depend on one record
-    alone.
+    """Return the loss, a function or the name of a built-in one, and whether each value depends on one record alone.
 
     A built-in loss takes a model's output or its `logits`; for a causal language model the labels are the next tokens.
     """
@@ -285,7 +284,6 @@ def _checked_shape(values: Any, size: int) -> Tensor:
 
 
 def _refuse_mixing(together: Tensor, alone: Tensor, alike: bool = True) -> None:
-    """Refuse losses of records in a batch that differ from the losses of the same records alone."""
     if not alike or not torch.allclose(together, alone, rtol=1e-3, atol=1e-5, equal_nan=True):
         found = "a loss whose value for one record depends on the other records of the batch"
         fix = "divide by a constant or by a count of the record itself, never by a count of the batch"
@@ -297,7 +295,6 @@ def _classes(out: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
 
 
 def _tokens(out: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Return the cross-entropy of every token, for logits [b, T, classes] and labels [b, T]."""
     if out.dim() != y.dim() + 1 or y.dim() < 2:
         raise ValueError("no tokens")
     return _classes(out.flatten(0, -2), y.flatten(), smoothing)
@@ -402,7 +399,7 @@ class OutputGradient:
                 return None
 
     def recognise(self) -> tuple[str, float] | None:
-        """Return name and factor of the loss in `KNOWN` whose summed gradient, times the factor, was observed."""
+        """Return the loss in `KNOWN` whose summed gradient is proportional to the observed one, and the factor."""
         names = (*KNOWN, *(f"{base}{SMOOTHED}{found}" for base in _SMOOTHED if (found := self._smoothing(base))))
         return next(((name, factor) for name in names if (factor := self._factor(name))), None)
 
@@ -550,7 +547,7 @@ class LossCheck:
             raise PlanError("reduction", found, _TERM, _SURE)
         apparent = self._apparent(factor, size, seen.output[0].numel())
         if apparent is None and self.first is not None and not _near(size / self.first[0], 1.0, 0.01):
-            raise _unknown(f"a loss ({name}) over a number that is neither constant nor the size of the batch")
+            raise _unknown(f"a loss ({name}) divided by a number that is neither constant nor the size of the batch")
         self.first = self.first or (size, factor)
         if apparent is not None and apparent != self.declared:
             self.first = self.known = None

@@ -70,7 +70,7 @@ def ieee_products() -> Iterator[None]:
 
 
 def chunks(records: slice, entries: int) -> Iterator[slice]:
-    """Yield consecutive slices of a range of records, of about `CHUNK` entries each; a record has `entries`."""
+    """Yield consecutive slices of a range of records, each with about `CHUNK` numbers; one record has `entries`."""
     width = max(1, CHUNK // max(1, entries))
     for first in range(records.start, records.stop, width):
         yield slice(first, min(first + width, records.stop))
@@ -396,7 +396,7 @@ Keep = Callable[[Piece], Piece]  # chooses the form in which gradients are kept 
 @codec.hides_values
 @dataclass(frozen=True)
 class ByGroup:
-    """Gradients of `count` units in groups: the numbers of a group's units [m], and their piece."""
+    """Gradients of `count` units (records or users) in groups, each with the numbers of its units and their piece."""
 
     count: int
     groups: tuple[tuple[Tensor, Piece], ...]
@@ -512,7 +512,7 @@ class UnrecordableError(PlanError):
     """Raised if layer rules cannot separate the records of a batch; then the whole model runs record by record."""
 
     def __init__(self, found: str) -> None:
-        fix = "keep the batch as the first axis of every layer's input"
+        fix = "make the batch the first axis of every layer's input, and use parameters in their own layer only"
         super().__init__("per-record", found, "layers with one slice per record", fix)
 
 
@@ -559,7 +559,7 @@ class Tape:
         self.merge: Callable[[Piece, Keep], Piece] | None = None  # from gradients of records to those of users
 
     def keep(self, piece: Piece) -> Piece:
-        """Return a piece in the form that takes the least memory, but for `room` entries."""
+        """Return a piece in the form that takes the least memory, where up to `room` entries are free."""
         small = piece.compact(self.room)
         self.room -= small.value.numel() if isinstance(small, Rows) and small is not piece else 0
         return small

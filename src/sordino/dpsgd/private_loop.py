@@ -38,6 +38,7 @@ from sordino.dpsgd.settings import (
     ClipNorm,
     NoiseMultiplier,
     Reduction,
+    Sampling,
     Settings,
     batches,
     calibrate_noise,
@@ -83,6 +84,7 @@ def make_private(
     transform: Callable[[Any], Any] | None = None,
     prepare: Standardise | None = None,
     users: Any = None,
+    sampling: Sampling = "poisson",
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """Make a training loop DP-SGD: (epsilon, delta) for `epochs` passes over the data, add or remove one record.
 
@@ -117,6 +119,10 @@ def make_private(
     gradients is clipped once, the mean over users divides by batch_size, delta is by the number of users, and the
     guarantee is for adding or removing one user with all records. `max_physical_batch_size` counts records.
 
+    sampling="allocation" puts each record into exactly one batch of every pass of round(records / batch_size) steps, a
+    secret one that is drawn anew for every pass (random allocation): a shuffled loader whose epsilon is true. Each pass
+    that is begun is charged as a whole; a loop that is resumed in the middle of a pass begins another one.
+
     `ledger` is a file to which all runs on the same data are charged, and `dataset` the name of the data in it. A loop
     that exceeds the data set's limit is refused by this call. All planned steps are charged before the first noise is
     drawn; further steps, and steps repeated after an older checkpoint, are charged before they are taken.
@@ -143,7 +149,7 @@ def make_private(
         held, raw = _parameters_of(optimizer, shards), transform is None
         max_physical_batch_size = _physical_size(model, held, loader, memory, raw, owners is not None)
     delta = checked_delta(delta, size, allow_large_delta, "records" if owners is None else "users")
-    chosen = batches(loader.batch_size or 0, size, strategy)
+    chosen = batches(loader.batch_size or 0, size, strategy, sampling)
     norms = clip_norms(clip, clip_norm, parameter_names(model, _trained(optimizer, shards)))
     schedule = noise_schedule(noise_multiplier, chosen, epochs, steps, scaled=epsilon is not None)
     records = lineage.tensors_of(loader.dataset)
@@ -178,7 +184,7 @@ def make_private(
 
 
 def _attach_lineage(model: nn.Module, account: Account) -> None:
-    """Note the loop's cost at the model: a run that begins with these weights adds it."""
+    """Store the loop's privacy cost in the model, so that a run which starts from these weights adds it."""
     settings = account.settings
     planned = EarlierRun.of_cost(settings.forecast, settings.delta, account.run, lineage.IN_PROCESS)
     lineage.attach_lineage(model, (*account.earlier, planned))
@@ -188,19 +194,20 @@ def _attach_lineage(model: nn.Module, account: Account) -> None:
 def _check_choices(noise: str, reduction: str, own_code: str | None, own_loss: bool) -> None:
     if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
         needed = 'noise "simulation" or "secure", reduction "mean" or "sum"'
-        raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", needed)
+        raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", needed, "correct the value, or leave it out")
     if own_code not in ("trusted", None):
-        raise ConfigError(f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for your code')
+        fix = 'set own_code="trusted" if you guarantee that records are independent'
+        raise ConfigError(f"own_code = {own_code!r}", 'None or "trusted"', fix)
     if own_loss and reduction != "mean":
-        raise ConfigError(f"loss and reduction = {reduction!r}", "no reduction: optimizer.loss is a mean", "drop it")
+        needed = "no reduction: optimizer.loss is a mean"
+        raise ConfigError(f"loss and reduction = {reduction!r}", needed, "remove reduction=")
 
 
 def _read_users(ids: Any, loader: DataLoader[Any], prepare: Standardise | None) -> Users | None:
-    """Return the users of the data set's records; None if the record is the unit."""
     if ids is None:
         return None
     if prepare is not None:
-        found, needed = "users and prepare", "one of them: moments of records are no moments of users"
+        found, needed = "users= with prepare=", "one of the two: prepare= protects records, not users"
         raise ConfigError(found, needed, "standardise by public constants, with transform=")
     return Users.of(ids, len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0)
 
@@ -254,8 +261,8 @@ def _chosen_by_memory(memory: str | int | None, given: int | None) -> TypeGuard[
 def _physical_size(
     model: nn.Module, held: set[Tensor], loader: DataLoader[Any], memory: str | int, raw: bool, users: bool
 ) -> int:
-    """Return how many records are computed at once within `memory` bytes, from the shape of a record alone."""
-    bound, fix = parse_bytes(memory) * 9 // 10, "give max_physical_batch_size instead"  # libraries take some unseen
+    """Return the number of records that can be computed at once in `memory`, from the shape of a record alone."""
+    bound, fix = parse_bytes(memory) * 9 // 10, "use max_physical_batch_size instead"  # a tenth for libraries
     if loader.collate_fn is not default_collate or not raw:
         found = "memory with a collate_fn or a transform, where shapes may depend on records"
         raise ConfigError(found, "records of one shape", fix)
@@ -295,7 +302,6 @@ def _trained(optimizer: Optimizer, shards: Shards) -> set[Tensor]:
 
 
 def _freeze_others(model: nn.Module, optimizer: Optimizer, shards: Shards) -> None:
-    """Freeze the parameters that the optimizer does not hold."""
     held = _parameters_of(optimizer, shards)
     for parameter in model.parameters():
         if parameter not in held:
@@ -314,7 +320,7 @@ def _check_layers(model: nn.Module) -> None:
 
 
 def _check_loader(loader: DataLoader[Any], users: Users | None = None) -> int:
-    """Return the number of records, or of users; refuse a loader from which no Poisson batch can be drawn."""
+    """Return the number of records, or of users; refuse a loader whose data set does not allow Poisson batches."""
     dataset: Any = loader.dataset
     if isinstance(loader, PrivateLoader):
         found, fix = "a loader that make_private has already returned", "pass the DataLoader that you built"

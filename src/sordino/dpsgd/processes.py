@@ -108,10 +108,9 @@ class Ranks:
         if error is not None:
             raise error
         if refused:
-            raise BudgetError(refused[0] or "rank 0 failed without a message")
+            raise BudgetError(refused[0] or "rank 0 failed without a message; see its output")
 
     def _share_key(self, key: int) -> int:
-        """Broadcast rank 0's random key; return it on every rank."""
         held = bytes_tensor(key.to_bytes(_KEY, "little")).to(self.device)
         self._together(dist.broadcast, held, src=0)
         return int.from_bytes(held.cpu().numpy().tobytes(), "little")

@@ -196,7 +196,7 @@ class Recording:
         self.warning.begin()
 
     def clipped_sum(self, groups: Sequence[ClipGroup], scale: float) -> tuple[dict[str, Tensor], Tensor, int]:
-        """Return the clipped sum of the batch by parameter name, norms [groups, b], and how many are not finite."""
+        """Return the batch's clipped gradient sum by parameter name, all norms, and how many norms are not finite."""
         owners = None if self.current is None else self.current.owners
         with ieee_products():
             pieces, units = self.tape.pieces() if self.tape.batch else {}, self.tape.batch
@@ -210,7 +210,7 @@ class Recording:
         return total, norms, 0 if finite else int((~norms.isfinite().all(0)).sum())
 
     def _add_part(self, pieces: dict[nn.Parameter, Piece], owners: Owners, scale: float) -> dict[nn.Parameter, Piece]:
-        """Add a part of one user's gradient to the parts before it; return the whole gradient after the last part."""
+        """Add a part of a user's gradient to its earlier parts; return the whole gradient after the last part."""
         held = {} if owners.first else self.begun
         with torch.no_grad():
             for parameter, piece in pieces.items():

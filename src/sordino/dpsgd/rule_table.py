@@ -71,7 +71,7 @@ def sites(model: nn.Module, whole: bool = False) -> list[Site]:
 
 
 def run_by_rules(tape: Tape, found: Sequence[Site]) -> AbstractContextManager[None]:
-    """Context in which every site's forward is replaced by its per-record gradient rule, except under no_grad."""
+    """Context in which the found modules run by their per-record gradient rules instead of forward (not in no_grad)."""
     return replaced_forwards([(site.module, _forward_by_rule(tape, site)) for site in found])
 
 
@@ -153,7 +153,7 @@ def one_by_one(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, 
 def _flat(
     function: Callable[..., Any], leaves: Sequence[Any], dims: Dims
 ) -> tuple[Callable[..., list[Tensor]], list[Any], list[Tensor], list[int]]:
-    """Return `function` for flat tensors of one record, a list for its output's structure, the tensors, their axes."""
+    """Return `function` for the tensors of one record, a list that receives its output's structure, tensors, axes."""
     forms: list[Any] = []
 
     def one(*items: Tensor) -> list[Tensor]:

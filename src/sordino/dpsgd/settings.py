@@ -34,7 +34,7 @@ from sordino.errors import ConfigError, PlanError, brief_repr
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import Adaptive, ClipNorms, LaplacianSmoothing
 from sordino.parts.mechanisms import Gaussian, Preparation
-from sordino.parts.record_samplers import PoissonRecords, RecordsInTurn
+from sordino.parts.record_samplers import AllocatedRecords, PoissonRecords, RecordsInTurn
 from sordino.parts.releases import CentralNoise, Release, ScheduledNoise
 from sordino.parts.schedules import Schedule, at, positive
 from sordino.parts.server_optimizers import TorchOptimizer
@@ -44,7 +44,8 @@ from sordino.recipes.record_level import single_silo
 from sordino.rng import Mode
 
 Reduction = Literal["mean", "sum"]
-Batches = PoissonRecords | RecordsInTurn
+Sampling = Literal["poisson", "allocation"]
+Batches = PoissonRecords | RecordsInTurn | AllocatedRecords
 RECORD_DELTA = 1e-5  # accepted without an override as long as number of records * delta < 1
 
 
@@ -70,12 +71,12 @@ class Settings:
 
     @property
     def unit(self) -> Protected:
-        """Unit of privacy."""
+        """Unit of privacy of the loop: a user if make_private got users, else a record."""
         return "user" if self.users else "record"
 
     @property
     def forecast(self) -> Cost:
-        """Cost of all planned steps."""
+        """Privacy cost of all planned steps."""
         return replace(self.plan.forecast, unit=self.unit)
 
     @property
@@ -126,15 +127,25 @@ class Settings:
         return max(self.steps, allowed)
 
 
-def batches(batch: int, size: int, strategy: Strategy | None) -> Batches:
-    """Return the sampler of Poisson batches or, under correlated noise, of batches in one fixed random order."""
+def batches(batch: int, size: int, strategy: Strategy | None, sampling: Sampling = "poisson") -> Batches:
+    """Return the sampler of Poisson batches, of allocated ones or, under correlated noise, of one fixed order."""
+    if sampling not in ("poisson", "allocation") or (sampling == "allocation" and strategy is not None):
+        found = f"sampling = {sampling!r}" + (" with a strategy" if strategy is not None else "")
+        raise ConfigError(found, 'sampling "poisson", or "allocation" without a strategy', "drop the strategy")
+    if sampling == "allocation":
+        if 2 * batch > size:
+            found = f"sampling = 'allocation' with a batch_size of {batch} for {size} records or users"
+            raise ConfigError(found, "two batches or more in a pass", "lower batch_size")
+        return AllocatedRecords(round(size / batch), (size,))
     return PoissonRecords(float(batch), (size,)) if strategy is None else RecordsInTurn(batch, (size,))
 
 
 def steps_per_epoch(records: Batches) -> int:
-    """Return the steps of an epoch: round(1 / rate) under Poisson sampling, else the number of whole batches."""
+    """Return the steps of an epoch: round(1 / rate) under Poisson sampling, else the bins or the whole batches."""
     if isinstance(records, RecordsInTurn):
         return records.size(0) // records.batch
+    if isinstance(records, AllocatedRecords):
+        return records.bins
     return max(1, round(1 / records.rate(0)))
 
 
@@ -298,7 +309,7 @@ def check_length(epochs: int | None, steps: int | None) -> None:
 
 
 def checked_delta(delta: float | None, population: int, allow_large: bool, units: str = "records") -> float:
-    """Return delta, by default min(population^-1.1, 1e-3); refuse a larger one without an override.
+    """Return delta, by default min(population^-1.1, 1e-3); refuse too large a delta unless `allow_large`.
 
     The largest accepted delta is population^-1.1, or 1e-5 as usual in the literature if population * 1e-5 < 1.
     """

@@ -1,15 +1,15 @@
-"""Users as the unit of a private loop: `make_private(..., users=ids)` clips all records of one user together.
+"""Users as the unit of privacy of a private loop: `make_private(..., users=ids)` clips a user's records together.
 
-    g_u = (1 / n_u) sum over the n_u records j of user u of g_j
-    sum_u g_u min(1, C / ||g_u||)                                over the users that a step draws, each with all records
+    g_u = (1 / n_u) sum over the n_u records j of user u of g_j        g_j: gradient of record j
+    sum_u g_u min(1, C / ||g_u||)                                      over the users that a step draws, C: clip norm
 
 Inside the backward pass the n_u records of a user, with T positions each, become one record of n_u T positions, so the
-norms of `pieces` hold the products of different records of one user. Users of a physical batch are grouped by the power
-of two above their number of records; padding at most doubles the work. A user with more records than a physical batch
-has comes in several, and its gradient is added up before it is clipped.
+norms computed in dpsgd/pieces.py contain the products of different records of one user. Users of a physical batch are
+grouped by the power of two above their number of records; padding at most doubles the work. A user with more records
+than fit in a physical batch is split over several, and the parts of its gradient are summed before it is clipped.
 
-Guarantee: adding or removing one user with all records changes the sum by at most C. Called by `private_loop`,
-`loader` and `recording`.
+Guarantee: adding or removing one user with all records changes the sum by at most C. Called by dpsgd/private_loop.py,
+loader.py and recording.py.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _NEEDED = "one user id per record, a whole number or a text"
 @codec.hides_values
 @dataclass(frozen=True)
 class Owners:
-    """Users of a physical batch, whose records are consecutive in it.
+    """Users of a physical batch, in which the records of a user are consecutive.
 
-    counts  records of each user in this physical batch
-    totals  records of each user in all: g_u divides by it
-    first   whether the first record of its users is in it; False for a later part of a user that comes in several
-    last    whether the last record of its users is in it
-    widths  records that each user is padded to
+    counts  number of records of each user in this physical batch
+    totals  number of all records of each user, by which its gradient is divided
+    first   whether the first record of its users is in this batch; False for a later part of a user
+    last    whether the last record of its users is in this batch
+    widths  number of records that each user is padded to
     """
 
     counts: tuple[int, ...]
@@ -52,19 +52,17 @@ class Owners:
 
     @property
     def units(self) -> int:
-        """Number of users."""
+        """Number of users in the physical batch."""
         return len(self.counts)
 
     @cached_property
     def _shares(self) -> Tensor:
-        """1 / n_u of each record's user, [b]."""
+        """Weight of each record in its user's mean gradient: one over the user's number of records."""
         return torch.tensor([1.0 / n for n in self.totals]).repeat_interleave(torch.tensor(self.counts))
 
     @cached_property
     def _groups(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Users of equal width: their numbers [m], their rows [m, width] (padded by a user's own first row), and which
-        of these are padding.
-        """
+        """Groups of users padded to equal width: users [m], their rows [m, width], and which rows are padding."""
         widths = self.widths or tuple(1 << (count - 1).bit_length() for count in self.counts)
         counts, starts = torch.tensor(self.counts), torch.tensor(self.counts).cumsum(0) - torch.tensor(self.counts)
         found = []
@@ -76,7 +74,7 @@ class Owners:
         return found
 
     def merge(self, piece: Piece, keep: Keep) -> Piece:
-        """Return the gradients of users from those of records; `keep` chooses the form in which they are kept."""
+        """Return the gradients of users from those of their records; `keep` chooses the form that is stored."""
         if self.units == 0 or (max(self.totals) == 1 and not self.widths):
             return keep(piece)
         if not isinstance(piece, Outer | Lookup):
@@ -92,7 +90,7 @@ class Owners:
         return parts[0][1] if len(parts) == 1 else ByGroup(self.units, tuple(parts))
 
     def _summed(self, piece: Rows) -> Rows:
-        """Return the sums over each user's rows."""
+        """Return every user's weighted sum of its records' gradients."""
         value = piece.value.flatten(1) * self._shares.to(piece.value.device, piece.value.dtype)[:, None]
         owner = torch.arange(self.units).repeat_interleave(torch.tensor(self.counts)).to(value.device)
         total = value.new_zeros(self.units, value.shape[1]).index_add_(0, owner, value)
@@ -100,7 +98,7 @@ class Owners:
 
 
 def _merged_outer(piece: Outer, rows: Tensor, outputs: Tensor) -> Outer:
-    """Return the Outer of users: the positions of all records of a user; images are kept, and patches cut from them."""
+    """Return the gradients of users as an `Outer` over the positions of all their records."""
     inputs, cut, product = piece.inputs[rows], piece.cut, piece.product
     if cut is identity:
         return Outer(inputs.flatten(1, 2), OutputGradients(outputs), piece.reshape)
@@ -125,17 +123,16 @@ Batch = tuple[list[int], Owners]  # rows of a physical batch, and their users
 
 @codec.hides_values
 class Users:
-    """Users of a data set: the rows of each, in the data set's order."""
+    """Users of a data set, each with its rows; `owners` has the number of every row's user, from 0."""
 
     def __init__(self, owners: Sequence[int]) -> None:
-        """Take the number of each row's user, from 0."""
         self.owner = np.asarray(owners, dtype=np.int64)
         counts = np.bincount(self.owner)
         self.rows = [part.tolist() for part in np.split(np.argsort(self.owner, kind="stable"), counts.cumsum()[:-1])]
 
     @classmethod
     def of(cls, ids: Any, records: int) -> Users:
-        """Read the id of each record's user; refuse several owners of a record, other types and other lengths."""
+        """Read one user id per record; refuse records with several users, ids of other types, and other lengths."""
         values = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else ids
         if isinstance(values, np.ndarray) and values.ndim != 1:
             _refuse_owners(f"users of {values.ndim} dimensions, {list(values.shape)}")
@@ -161,20 +158,20 @@ class Users:
         return len(self.rows)
 
     def digest(self, key: bytes = b"") -> bytes:
-        """Return a keyed hash of the rows' users."""
+        """Return a keyed hash of the users of all rows."""
         return hashlib.blake2b(self.owner.tobytes(), key=key, digest_size=16).digest()
 
     def batches(self, drawn: Sequence[int], width: int | None, ranks: Ranks) -> list[Batch]:
-        """Return this rank's physical batches of a step's users, at most `width` records each, as many on every rank.
+        """Return this rank's physical batches of a step's users, of at most `width` records each.
 
-        A user's rank is its number modulo ranks. A user with more than `width` records has physical batches of its own.
+        Every rank has the same number of them. A user's rank is its number modulo the number of ranks. A user with more
+        than `width` records has physical batches of its own.
         """
         every = [self._packed([u for u in drawn if u % ranks.size == rank], width) for rank in range(ranks.size)]
         own, most = every[ranks.rank], max(1, *map(len, every))
         return own + [([], Owners((), ()))] * (most - len(own))
 
     def _packed(self, drawn: Sequence[int], width: int | None) -> list[Batch]:
-        """Fill physical batches with users, in the order drawn."""
         found: list[Batch] = []
         open_rows, counts = list[int](), list[int]()
         for rows in [self.rows[user] for user in drawn]:
@@ -189,18 +186,17 @@ class Users:
 
 
 def _parts(rows: list[int], width: int) -> list[Batch]:
-    """Return the physical batches of one user with more than `width` records."""
     parts = [rows[start : start + width] for start in range(0, len(rows), width)]
     ends = [(k == 0, k + 1 == len(parts)) for k in range(len(parts))]
     return [(part, Owners((len(part),), (len(rows),), *end)) for part, end in zip(parts, ends, strict=True)]
 
 
 def _refuse_owners(found: str) -> NoReturn:
-    fix = "assign each record to one user; a public cap on shared records is your own step before make_private"
-    raise DataError(found, f"{_NEEDED}: a record with several owners counts for each of them", fix)
+    fix = "assign each record to one user before make_private"
+    raise DataError(found, f"{_NEEDED}: a record of several users would count for each of them", fix)
 
 
 def padded(size: int, each: int) -> Owners:
-    """Return users with `each` of `size` records, all padded to twice their number: more than any batch is."""
+    """Return synthetic users with `each` of `size` records, padded to twice their number: the most that can occur."""
     counts = tuple(min(each, size - start) for start in range(0, size, each))
     return Owners(counts, counts, widths=(2 * each,) * len(counts))

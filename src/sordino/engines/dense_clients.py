@@ -128,7 +128,7 @@ class DenseClients(Copies):
 
     @ieee_products()
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
-        """Return each client's sum [m, d] of clipped per-record gradients; masked and non-finite ones count as zero."""
+        """Return each client's sum of clipped per-record gradients; masked and non-finite gradients count as zero."""
         layers = [stage.of(w) for stage in self.stages]
         inputs, scores = self._forward(layers, batch)
         residuals = self._residuals(layers, inputs, self.slopes_at(scores, batch.y, inputs[-1], ball))

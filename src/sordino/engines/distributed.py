@@ -329,7 +329,7 @@ def join(device: torch.device, timeout: float) -> Group:
     if rank == 0 and RENDEZVOUS not in os.environ:  # torchrun ends the ranks that are left when one has failed
 
         def terminated(*_: object) -> None:
-            raise group.lost("has ended, or this one was told to")
+            raise group.lost("has ended, or this rank received SIGTERM")
 
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:

@@ -3,8 +3,8 @@
 The first row of `PATHS` whose condition holds is used. Conditions use public numbers only (the plan, the shapes of
 model and records), because the choice is written to `engine.jsonl` and the number of a client's records is private.
 Speed-ups are ratios of CPU seconds on one AVX2 core (interleaved, least of several), on models not used for tuning:
-linear 617 x 26; MLPs of widths 93-41-7, 617-51-26 and 617-203-97-26; CNNs with odd numbers of channels. Every row is at
-least 1.2 times as fast as the rows below it. `python benchmarks/own/paths.py` measures all speed-ups again.
+linear 617 x 26; MLPs of widths 93-41-7, 617-51-26 and 617-203-97-26; CNNs with odd numbers of channels. A method with a
+speed-up below 1.2 is not included. `python benchmarks/own/paths.py` measures all speed-ups again.
 Two more methods are used where they apply: compiled loops (`LinearClients`, for float32 records on a CPU and a shipped
 loss) are 1.36 times as fast; one backward pass for all records (`OneClient`, for an L2 clip and a model without a layer
 that mixes records) is 3.3 times as fast on the MNIST CNN.
@@ -185,7 +185,7 @@ class ManyClients(Copies):
         self.records = RecordSums(self.model, losses, task.layout)
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
-        """Return each client's sum [m, d] of clipped per-record gradients."""
+        """Return each client's sum of clipped per-record gradients, at that client's parameters in `w`."""
         self.program.check("record")
         masks = batch.mask if batch.mask is not None else [None] * len(w)
         each = [
@@ -202,7 +202,7 @@ class ManyClients(Copies):
         self.records.state.check(full=True)
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
-        """Return the gradients [m, d] of each client's mean loss, at that client's parameters in w [m, d]."""
+        """Return the gradient of each client's mean loss, at that client's parameters in `w`."""
         mask = batch.mask if batch.mask is not None else w.new_ones(batch.y.shape[:2])
         return self.layout.rows(self.slopes(self.layout.views(w), batch.x, batch.y, mask.to(w.dtype)), len(w))
 
@@ -276,7 +276,6 @@ def choose_path(plan: Plan, task: Task, path: Path | None = None) -> ExecutionPa
 
 
 def _is_small(plan: Plan, task: Task) -> bool:
-    """Return whether one local step has few floating-point operations, and vmap can run the model."""
     flops = step_flops(task, getattr(plan.local, "batch", None) or NOMINAL)
     return flops < BATCH_BELOW.get(task.device.type, GUESS) and can_batch(task)
 

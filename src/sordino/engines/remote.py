@@ -138,11 +138,9 @@ class RemoteWorker(Worker):
         heard = self._ask_until(wanted, lambda found: len(found.replies) >= least)
         self._log_refusals(heard.refused)
         if heard.refused:
-            said = "; ".join(
-                f"{self.name(client)}, which refuses this plan ({heard.refused[client]})"
-                for client in sorted(heard.refused)
-            )
-            raise EngineError(said, "a plan that all policies allow")
+            refused = sorted(heard.refused.items())
+            found = "; ".join(f"{self.name(client)}, which refuses this plan ({why})" for client, why in refused)
+            raise EngineError(found, "a plan that all silos accept", "change the plan, or the policies of these silos")
         self._check_encodings({client: reply.encoding for client, reply in sorted(heard.replies.items())})
 
     def name(self, client: int) -> str:
@@ -151,7 +149,6 @@ class RemoteWorker(Worker):
         return f"client {client} ({names[client]})" if names else f"client {client}"
 
     def _check_encodings(self, found: Mapping[int, str]) -> None:
-        """Refuse a run whose silos encode their records differently, so that a column has different meanings."""
         declared = [each for each in found.values() if each]
         usual = self.encoding or max(declared, key=declared.count, default="")
         others = [client for client, own in found.items() if own != usual]
@@ -181,13 +178,12 @@ class RemoteWorker(Worker):
         return self._sum(heard, heard.refused)
 
     def _log_refusals(self, refused: Mapping[int, str]) -> None:
-        """Hand the reasons of all clients that refused to the transport's log, if it has one."""
         log: Callable[[Mapping[int, str]], None] | None = getattr(self.engine.transport, "log_refusals", None)
         if log is not None and refused:
             log(refused)
 
     def _ask_until(self, wanted: Mapping[int, Job], enough: Callable[[Answers], bool]) -> Answers:
-        """Send jobs, and again to clients without a reply (at most `tries` times), until `enough` of the replies."""
+        """Send jobs to all clients, then again to those without a reply, until `enough` accepts the replies."""
         heard = Answers()
         for _ in range(self.engine.tries):
             left = {client: job for client, job in wanted.items() if client not in heard.replies}
@@ -214,7 +210,7 @@ class RemoteWorker(Worker):
         return f"{sentence}: {len(heard.reported)} did{self.in_words(why)}"
 
     def in_words(self, why: Mapping[int, str]) -> str:
-        """Return the reasons of all clients that did not report, by name."""
+        """Return the reasons of clients that sent no message as text, with the clients' names."""
         return "".join(f"; {self.name(client)}: {reason}" for client, reason in sorted(why.items()))
 
     def _receipts(self, charges: Mapping[int, int]) -> tuple[Receipt, ...]:
@@ -301,7 +297,8 @@ def check_encoding(job: Job, task: Task) -> None:
 def noised_reply(worker: InProcessWorker, job: Job, pay: Callable[[Job], int]) -> Reply:
     """Train, encode, charge, add noise and return the reply to one job."""
     if job.public is None or job.start is None:
-        raise DataError("an admission question in place of a round's job", "a job with public values and a model")
+        found, needed = "an admission question in place of a round's job", "a job with public values and a model"
+        raise DataError(found, needed, "install the same version of sordino on both sides")
     check_client(job, worker.task)
     charges = pay(job) if worker.noisy else 0
     [(who, rows, _)] = worker.encoded(ClientJob(job.public, job.start, np.array([job.client])))

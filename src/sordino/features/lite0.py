@@ -57,7 +57,7 @@ PAIRS = (("_conv_stem", "_bn0"), ("_expand_conv", "_bn0"), ("_depthwise_conv", "
 
 
 def _fold(module: nn.Module) -> None:
-    """Fold each frozen batch norm into the convolution before it: the same function in 0.6 of the time."""
+    """Fold each frozen batch norm into the convolution before it, which computes the same in 0.6 of the time."""
     for conv, norm in PAIRS:
         if hasattr(module, conv):
             setattr(module, conv, fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm)))

@@ -150,7 +150,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _first_step(self, name: str, outputs: list[Tensor], step: _Step, known: list[_Step]) -> _Step:
-        """Return the first run's operation at this position; refuse one with other numbers than in this run."""
+        """Return the operation of the first run that corresponds to `step`; refuse it if its numbers differ."""
         at = len(self.steps) - 1
         before = known[at] if at < len(known) else None
         if before is None or before.name != step.name or len(before.shapes) != len(step.shapes):

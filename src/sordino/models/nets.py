@@ -208,7 +208,7 @@ Layers = list[tuple[str, nn.Module]]
 
 @dataclass(frozen=True, slots=True)
 class Logistic(Architecture, kind="logistic"):
-    """Logistic regression W x + c on the flattened record x (papers 000, 001, 004).
+    """Logistic regression W x + c on the flattened record x.
 
     It has 7,850 parameters for 28x28 and 10 classes. The loss is convex, so by default (`zero`) weights start at 0.
     """
@@ -225,7 +225,7 @@ class Logistic(Architecture, kind="logistic"):
 
 @dataclass(frozen=True, slots=True)
 class Linear(Logistic, kind="linear"):
-    """Linear regression W x + c on the flattened record x (papers 001, 002); 11 parameters for 10 features."""
+    """Linear regression W x + c on the flattened record x; 11 parameters for 10 features."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class Mlp(Architecture, kind="mlp"):
 
 @dataclass(frozen=True, slots=True)
 class SvhnCnn(Architecture, kind="svhn_cnn"):
-    """CNN of paper 000, Section 5: two 5x5 convolutions with 2x2 pools, dense layers of 384 and 192.
+    """CNN of the DP-Fed-LS paper, Section 5: two 5x5 convolutions with 2x2 pools, dense layers of 384 and 192.
 
     It has 3,431,754 parameters for 3x32x32 and 10 classes, the paper's "about 3.4M", which needs 128 channels in the
     second convolution; `channels=(64, 64)` has 1,756,426. The authors' local response norm is omitted.
@@ -264,7 +264,7 @@ class SvhnCnn(Architecture, kind="svhn_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class EmnistCnn(Architecture, kind="emnist_cnn"):
-    """CNN of paper 003, Section 6: 5x5 convolutions of 32 and 64 channels with 2x2 pools, a dense layer of 512.
+    """CNN of the DP-FedSAM paper, Section 6: 5x5 convolutions of 32 and 64 channels, 2x2 pools, a dense layer of 512.
 
     It has 1,690,046 parameters for 28x28 and 62 classes; 1,663,370 for 10, the net of the FedAvg paper.
     """
@@ -275,9 +275,9 @@ class EmnistCnn(Architecture, kind="emnist_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class FemnistCnn(Architecture, kind="femnist_cnn"):
-    """CNN of paper 002, Section VI: 7x7 convolution of 32 channels, 3x3 of 64, 2x2 pools, one dense layer.
+    """CNN for FEMNIST: 7x7 convolution of 32 channels, 3x3 of 64, 2x2 pools, one dense layer.
 
-    It has 214,590 parameters for 28x28 and 62 classes, as published.
+    It has 214,590 parameters for 28x28 and 62 classes, as published in paper 002 of docs/papers.md, Section VI.
     """
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
@@ -286,7 +286,7 @@ class FemnistCnn(Architecture, kind="femnist_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class SmallCnn(Architecture, kind="small_cnn"):
-    """Small CNN for quick runs of papers 000 and 003: per entry of `channels` a convolution, group norm, ReLU, pool.
+    """Small CNN for quick runs: per entry of `channels` a convolution, group norm, ReLU and pool, then a dense layer.
 
     It has 55,338 parameters for 28x28 and 10 classes, 70,986 for 3x32x32; group norm (`groups` > 0) adds 96.
     """
@@ -311,7 +311,7 @@ class SmallCnn(Architecture, kind="small_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class DpMnistCnn(Architecture, kind="dp_mnist_cnn"):
-    """CNN of paper 004, Section 4, from the DP-SGD tutorial; 26,010 parameters for 28x28 and 10 classes.
+    """CNN of the DP-SGD tutorial and the DP-LSSGD paper, Section 4; 26,010 parameters for 28x28 and 10 classes.
 
     Its layers: convolution 16@8x8 stride 2 padding 3, pool 2 stride 1, convolution 32@4x4 stride 2, pool 2 stride 1,
     dense 32.
@@ -328,7 +328,7 @@ class DpMnistCnn(Architecture, kind="dp_mnist_cnn"):
 
 @dataclass(frozen=True, slots=True)
 class ResNet18(Architecture, kind="resnet18"):
-    """ResNet-18 of paper 003, Section 6, with group norm and a first 3x3 convolution for small images.
+    """ResNet-18 with group norm and a first 3x3 convolution for small images (DP-FedSAM paper, Section 6).
 
     It has 11,173,962 parameters for 3x32x32, width 64 and 10 classes; 11,220,132 for 100. `groups` must divide `width`.
     """
@@ -374,7 +374,7 @@ class _Residual(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class CharLstm(Architecture, kind="char_lstm"):
-    """LSTM of paper 000, Section 5: predicts the next character from a window of 80 characters, int64 in [0, outputs).
+    """LSTM of the DP-Fed-LS paper: predicts the next of `outputs` characters from a window of 80 characters (int64).
 
     It has an embedding of 8, two LSTM layers of 256, and a dense layer on the last position; each window starts from a
     zero state. It has 819,920 parameters for a vocabulary of 80, and engines run it one client at a time, without vmap.

@@ -87,7 +87,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         return total + noise.view_as(total), dict(memory)
 
     def event(self) -> Event:
-        """Return the privacy event of one client in one round, of sensitivity `strategy.max_column_norm`."""
+        """Return the privacy event of one client in one round; sensitivity: the strategy's largest column norm."""
         return GaussianNoise(self.mechanism.noise_multiplier / self.strategy.max_column_norm)
 
     def run_events(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:

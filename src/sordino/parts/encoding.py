@@ -295,10 +295,10 @@ class Postprocess(Part):
 
 @dataclass(frozen=True)
 class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
-    """Laplacian smoothing (I + strength * L)^-1 of the mean, L the Laplacian of a cycle, per tensor (papers 000, 004).
+    """Laplacian smoothing (I + strength * L)^-1 of the noised mean per tensor, L the Laplacian of a cycle (DP-Fed-LS).
 
     A tensor is flattened in parameter order; `order` first permutes the axes of 4-dimensional tensors, such as
-    (0, 2, 3, 1) for O,H,W,I (paper 000, Table 5). Guarantee: this is a public linear map, without privacy cost.
+    (0, 2, 3, 1) for O,H,W,I (DP-Fed-LS, Table 5). Guarantee: this is a public linear map, without privacy cost.
     """
 
     strength: float
@@ -414,11 +414,11 @@ class WhenNoisy(Postprocess, kind="when_noisy"):
     """Conditional denoising: `denoiser` is applied in rounds whose noise-to-signal ratio z sqrt(d) / S is > `above`.
 
     z is the noise multiplier, d the number of parameters, S the expected cohort (or batch). Laplacian smoothing helps
-    above a ratio of about 15 and harms below it. The ratio is public: it depends on the plan and the model alone.
+    above a ratio of about 18 and harms below it. The ratio is public: it depends on the plan and the model alone.
     """
 
     denoiser: Postprocess
-    above: float = 15.0
+    above: float = 18.0
     needs_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

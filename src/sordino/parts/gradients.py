@@ -98,7 +98,7 @@ class Plain(Gradient, kind="plain"):
 
 @dataclass(frozen=True)
 class Sam(Gradient, kind="sam"):
-    """Sharpness-aware gradient (SAM) grad f(w + rho * e), e = g / ||g||, g = grad f(w) (Foret et al. 2021; paper 003).
+    """Sharpness-aware gradient (SAM) grad f(w + rho * e), e = g / ||g||, g = grad f(w) (Foret et al. 2021).
 
     f is the loss of a minibatch. With `adaptive`, e = T^2 g / ||T g||, T = |w| + 0.01 (ASAM, Kwon et al. 2021).
     """
@@ -156,7 +156,7 @@ class Proximal(Gradient, kind="proximal"):
 
 @dataclass(frozen=True)
 class Bounded(Gradient, kind="bounded"):
-    """Clipped gradient g * min(1, clip_norm / ||g||) of a whole minibatch (paper 002), without a bound per record."""
+    """Clipped gradient g * min(1, clip_norm / ||g||) of a whole minibatch, which gives no bound per record."""
 
     clip_norm: float
     norm: Norm = 2
@@ -176,7 +176,7 @@ class Moreau(Gradient, kind="moreau"):
     """Gradient of the Moreau envelope f_beta(w) = min_v f(v) + beta / 2 ||w - v||^2 of each record's loss f.
 
     It is beta (w - prox(w)), prox(w) the minimiser v. f_beta is beta-smooth and within L^2 / (2 beta) of an L-Lipschitz
-    f (Nesterov smoothing, paper 001). It has a closed form for absolute, hinge and quantile losses of a linear model;
+    f (Nesterov smoothing). It has a closed form for absolute, hinge and quantile losses of a linear model;
     otherwise `steps` subgradient steps solve the strongly convex inner problem, with ||v - prox||^2 <= 4 G^2 /
     (beta^2 (steps + 1)), G the largest gradient norm in these steps.
     """

@@ -178,7 +178,7 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
     """Local SGD: w <- w - lr * v, v <- momentum * v + grad f(w; batch) + weight_decay * w; the message is w_t - w.
 
     w_t is the public model of round t. A client runs `epochs` over its data or `steps` minibatches; batch = None is the
-    full batch. With `project`, w - w_t is projected on the ball of the plan's clip norm after EVERY step (paper 000,
+    full batch. With `project`, w - w_t is projected on the ball of the plan's clip norm after EVERY step (DP-Fed-LS,
     Algorithm 1). lr may change with the round, or with the local step (`PerStep`). The message has no norm bound: the
     plan needs a Clip.
     """

@@ -134,8 +134,8 @@ class NoisyLocalSgd(_RecordSolver, kind="noisy_local_sgd"):
     """Local DP-SGD: `steps` times w <- w - lr / batch * (sum_j clip(g_j) + N(0, (z C)^2 I)); the message is w_t - w.
 
     w_t is the public model of round t, g_j the gradient of record j, C the clip norm and z the noise multiplier. Every
-    local step adds noise (the baseline of paper 001), so the message needs no further noise, and the release must be
-    `Forward`. Guarantee: each step is one release of a batch of the silo's records; a round costs `steps` of them.
+    local step adds noise, so the message needs no further noise, and the release must be `Forward`. Guarantee: each
+    step is one release of a batch of the silo's records; a round costs `steps` of them.
     """
 
     records: RecordSampler

@@ -90,7 +90,9 @@ class Release(Part):
         return bool({"cohort", "messages"} & self.sees)
 
     def check(self, bound: Bound | AlreadyPrivate, clients: Sampler, records: RecordSampler | None) -> None:
-        """Raise an error for a message bound or a sampler without a guarantee; `records` is None at client level."""
+        """Raise an error if this release has no guarantee for a message bound and samplers.
+
+        `records` samples records; it is None if the privacy unit is a client."""
 
     @returns(_same_shape)
     def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
@@ -243,7 +245,7 @@ def on_grid(noised: Tensor, std: float) -> Tensor:
 
 
 def on_grid_rows(noised: Tensor, stds: Tensor) -> Tensor:
-    """Return rows [m, d] of noised messages rounded as by `on_grid`, each by its own standard deviation [m, 1]."""
+    """Return noised messages [m, d], each rounded to the grid of `on_grid` for its standard deviation [m, 1]."""
     grids = 2.0 ** (stds.log2().floor() - 20)
     return (noised / grids).round_() * grids
 
@@ -339,7 +341,8 @@ class ScheduledNoise(Release, kind="scheduled_noise"):
         return CentralNoise(self._mechanism(t))
 
     def on_server(self, total: Tensor, rng: np.random.Generator) -> Tensor:
-        raise PlanError("scheduled noise", "a noise draw for no step", "the release of step t", "call release.at(t)")
+        found = "noise drawn without the number of a step"
+        raise PlanError("scheduled noise", found, "the release of step t", "call release.at(t).on_server")
 
     def events(self, rounds: range) -> tuple[tuple[Event, int], ...]:
         found: Counter[Event] = Counter()

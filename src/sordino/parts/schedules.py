@@ -119,7 +119,7 @@ class InverseTime(Schedule, kind="inverse_time"):
     """Inverse-time schedule scale / (shift + k), where k is the round or, inside `PerStep`, the local step.
 
     For a mu-strongly convex, lambda-smooth loss and E local steps, scale = 2 / mu and shift = max(8 lambda / mu, E) is
-    the step size of paper 002, Theorem 3. As the server's step size, scale / (1 + k) is that of paper 004.
+    the local step size of `client_side_fed_avg`. As the server's step size, scale / (1 + k) is that of DP-LSSGD.
     """
 
     scale: float

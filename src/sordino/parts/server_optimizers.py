@@ -71,8 +71,8 @@ class ServerOptimizer(Part):
 class Average:
     """Weighted average of the models w_r that were sent to clients: sum_r growth^r w_r / sum_r growth^r.
 
-    growth = 1 is the plain mean; 1/(1 - mu lr) is the weight gamma_r = (1 - mu lr)^-(r+1) of paper 001 (Algorithm 1,
-    Theorem 2.1) for a mu-strongly convex loss. The first `after` rounds are omitted; until then the average is the last
+    growth = 1 is the plain mean; 1/(1 - mu lr) is the weight gamma_r = (1 - mu lr)^-(r+1) for a mu-strongly convex loss
+    (ISRL-DP paper, Algorithm 1, Theorem 2.1). The first `after` rounds are omitted; until then the average is the last
     model that was sent. As in the paper, the model after the last step is not in the average.
     """
 
@@ -126,7 +126,7 @@ class Sgd(ServerOptimizer, kind="sgd"):
 
     weight_decay is lambda of the regulariser lambda/2 ||w||^2; P projects on the L2 ball of radius `ball` around the
     initial model; `average` returns an average of the models instead of the last one. All of it is post-processing of
-    releases, so it has no privacy cost. Noisy minibatch SGD of paper 001, Algorithm 1.
+    releases, so it has no privacy cost.
     """
 
     lr: float | Schedule = 1.0
@@ -307,7 +307,7 @@ class Accelerated(ServerOptimizer, kind="accelerated"):
     modulus of strong convexity of the clients' loss; weight_decay -> the regulariser lambda/2 ||w||^2, which adds
     lambda to that modulus; W and P -> the L2 ball of radius `ball` around the initial model, and the projection on it
     (exact, since the objective of the argmin is a squared distance). r counts the released rounds. Without noise
-    F(ag_r) - F* <= 2 v ||w_0 - w*||^2 / (r(r+1)). Post-processing, no privacy cost. Paper 001, Algorithm 2.
+    F(ag_r) - F* <= 2 v ||w_0 - w*||^2 / (r(r+1)). Steps are post-processing, without privacy cost.
     """
 
     v: float
@@ -368,7 +368,7 @@ class Stages(ServerOptimizer, kind="stages"):
         q_k = result of rounds_k rounds of server_k, begun at q_{k-1}
 
     Rounds are counted from 0 in every stage, so schedules start again; the centre of a ball is always the run's initial
-    model. A round without a release does not count. Multi-stage AC-SA: paper 001, Appendix E.5.1 (Ghadimi, Lan 2013).
+    model. A round without a release does not count. Multi-stage AC-SA: Ghadimi, Lan 2013.
     """
 
     stages: tuple[Stage, ...]

@@ -30,7 +30,7 @@ def keep_largest(rows: Tensor, scores: Tensor, keep: float) -> Tensor:
 
 
 def keep_largest_of_each(rows: Tensor, scores: Tensor, keep: float, sizes: Sequence[int]) -> Tensor:
-    """Return rows [m, d], tensors of these sizes one after the other, after `keep_largest` on every tensor."""
+    """Return rows [m, d] after `keep_largest` on each tensor; a row holds tensors of these sizes, one after another."""
     parts = zip(torch.split(rows, list(sizes), -1), torch.split(scores, list(sizes), -1), strict=True)
     return torch.cat([keep_largest(part, score, keep) for part, score in parts], -1)
 

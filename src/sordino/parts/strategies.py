@@ -47,9 +47,9 @@ class Strategy(Part):
 
     @abstractmethod
     def noise_matrix(self, rounds: int) -> Floats:
-        """Return the inverse C^-1 [rounds, rounds] of the strategy's matrix: row t weighs the independent noise draws.
+        """Return C^-1 [rounds, rounds], the inverse of the strategy's matrix C.
 
-        The noise of round t is the sum of all draws with these weights."""
+        The noise of round t is the sum of the independent noise draws of all rounds, weighted by row t."""
 
     def sensitivity(self, allowed: Patterns) -> float:
         """Return an upper bound on the L2 sensitivity of C X to one client, for strategy C and rows X of sums."""
@@ -344,12 +344,13 @@ class BandedSquareRoot(_Banded, kind="banded_square_root"):
 class Banded(_Banded, kind="banded"):
     """Optimised bands (BandMF, 2023): `width` entries that minimise the models' noise for a run's rounds and server.
 
-    C_ts = (c_{t-s} + sqrt(s / ends) drift_{t-s}) / scale_s, with c = `coefficients`. The scales give all columns the
-    norm ||c||, also those that the end of the run cuts off. So the noise of the last rounds is smaller at the same
-    sensitivity, if the bands do not overlap. `forget` is the share of a model's noise that training removes in a round
-    (curvature times step; Koloskova 2023): 0 optimises prefix sums, the default is 2 / rounds. A drift is optimised if
-    `forget` is 0: it removes .6 to 1.3% of the noise of prefix sums (with forgetting it would remove .2%). The plan
-    stores `coefficients`, `drift` and `ends`, so that noise, certificate and a resumed run use the same numbers.
+    C_ts = (c_{t-s} + sqrt(s / ends) drift_{t-s}) / scale_s, with bands c = `coefficients` that change during the run by
+    `drift`. The scales give all columns the norm ||c||, also those that the end of the run cuts off. So the noise of
+    the last rounds is smaller at the same sensitivity, if the bands do not overlap. `forget` is the share of a model's
+    noise that training removes in a round (curvature times step; Koloskova 2023): 0 optimises prefix sums, the default
+    is 2 / rounds. A drift is optimised if `forget` is 0: it removes .6 to 1.3% of the noise of prefix sums (with
+    forgetting it would remove .2%). The plan stores `coefficients`, `drift` and `ends` = rounds, so that noise,
+    certificate and a resumed run use the same numbers.
     """
 
     width: int
@@ -367,7 +368,7 @@ class Banded(_Banded, kind="banded"):
         require(fits, rule, f"{len(first)} coefficients", needed, "drop them: plan.fitted() computes them")
         require_values(self.ends >= 0, rule, "the number of rounds of the run", fix, ends=self.ends)
         fits = len(self.drift) == len(first) and self.drift[:1] == (0.0,) and self.ends > 0
-        needed = "a finite number for each coefficient, that of the first 0, and `ends`"
+        needed = "one finite number per coefficient, of which the first is 0, and `ends` above 0"
         sound = not self.drift or (fits and bool(np.isfinite(self.drift).all()))
         require(sound, rule, f"a drift of {len(self.drift)} numbers", needed, fix)
 

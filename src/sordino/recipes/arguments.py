@@ -62,7 +62,7 @@ class Federated(Messages, LocalWork, total=False):
 
 
 class Correlated(Rounds, LocalWork, total=False):
-    """Arguments of a federated recipe with correlated noise, which chooses its own sampler."""
+    """Arguments of a federated recipe with correlated noise, except its sampler and its noise."""
 
     gradient: Gradient
 

@@ -24,7 +24,7 @@ from sordino.plan import LONGEST, Plan
 from sordino.recipes.arguments import federated
 
 _LOG = logging.getLogger("sordino")
-ROUNDS_FACTOR, ROUNDS_POWER, STEP = 1.0, 1.0, 60.0  # of `head_rule`
+ROUNDS_PER_RATIO, STEP = 5.0, 30.0  # of `head_rule`: Fashion-MNIST over 539 clients, epsilon 1, 2 and 8
 
 
 def best(
@@ -143,6 +143,8 @@ def head_rule(population: int, epsilon: float, size: int, delta: float | None = 
 
     With everybody in every round the noise of the whole path is its length times 1 / r up to a constant,
     r = population * mu / sqrt(size), mu the Gaussian parameter of (epsilon, delta): so r alone limits the length.
+    5 r rounds of step 30: on Fashion-MNIST over 539 clients (39,690 weights, epsilon 1, 2, 8) they were the best of
+    four tries by held-out accuracy, at the most rounds that were tried.
     """
     if not (population >= 1 and size >= 1 and 0 < epsilon < math.inf):
         numbers = {"population": population, "head_size": size, "epsilon": epsilon}
@@ -150,8 +152,7 @@ def head_rule(population: int, epsilon: float, size: int, delta: float | None = 
         raise PlanError("calibration", found, "positive numbers")
     mu = calibration.mu_of_epsilon(epsilon, default_delta(population) if delta is None else delta)
     ratio = population * mu / math.sqrt(size)
-    rounds = min(100, max(2, round(ROUNDS_FACTOR * ratio**ROUNDS_POWER)))
-    return rounds, STEP
+    return min(100, max(2, round(ROUNDS_PER_RATIO * ratio))), STEP
 
 
 def head(

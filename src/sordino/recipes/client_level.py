@@ -1,7 +1,7 @@
-"""Recipes whose privacy unit is a client: baselines, and the methods of papers 000, 002 and 003.
+"""Recipes whose privacy unit is a client; configuration files and scripts call them.
 
 DP-FedAvg (McMahan et al. 2018), SCAFFOLD (Karimireddy et al. 2020), DP-FTRL (Kairouz 2021), BandMF (Choquette-Choo
-2023); DP-Fed-LS (paper 000), DP-FedSAM and the methods it is compared with (paper 003), client-side noise (paper 002).
+2023), DP-Fed-LS (paper 000 of docs/papers.md), client-side noise (002), DP-FedSAM and its baselines (003).
 """
 
 from __future__ import annotations
@@ -92,10 +92,9 @@ def scaffold(*, lr: float | Schedule, steps: int = 5, batch: int | None = None, 
 def dp_fed_ls(**shared: Unpack[Federated]) -> Plan:
     """DP-Fed-LS: w <- w - A^-1 (sum_i clip(w - w_i, C) + N(0, (z C)^2)) / expected cohort, A = I + strength * L.
 
-    w_i is the model of client i, C the clip norm, z the noise multiplier and L the Laplacian of a cycle. Clients
-    project w_i - w on the ball of radius C after every step (Algorithm 1). By default a round is smoothed if z sqrt(d)
-    / S is above 15 for d parameters and S expected clients, where smoothing helps; LaplacianSmoothing(1.0) always
-    smooths, and its `order` sets how convolutions are flattened (Table 5). `denoiser` may be another one (Table 6).
+    Clients project w_i - w on the ball after every step (Algorithm 1); A = I + strength * L. By default a round is
+    smoothed if its noise-to-signal ratio z sqrt(d) / S is above 18, where smoothing helps; LaplacianSmoothing(1.0)
+    always smooths. Another `denoiser` replaces it (Table 6); `order` sets how convolutions are flattened (Table 5).
     """
     return federated(project=True, **shared)
 
@@ -154,8 +153,8 @@ def local_steps(total: int, mechanism: str) -> int:
 
     E = T^(z/(z+1)) minimises the bound E^2/T + E^(1-z) T^(z-1) for z > 1, where the noise variance grows like rounds^z.
     At z = 1 the second term does not depend on E: T^(1/2) is then the largest number of local steps (fewest rounds)
-    with that order of the bound. Below 1 (no mechanism here) one step is best, contrary to the paper. Paper 002,
-    Theorems 4 and 5.
+    with that order of the bound. Below 1 (no mechanism here) one step is best, contrary to the paper
+    (002 of docs/papers.md, Theorems 4 and 5).
     """
     z = NOISE_GROWTH[mechanism]
     return max(1, round(math.pow(total, z / (z + 1))))

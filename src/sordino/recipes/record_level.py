@@ -1,6 +1,7 @@
-"""Recipes whose privacy unit is a record: silos without a trusted server (paper 001), and DP-SGD with one data holder.
+"""Recipes whose privacy unit is a record: silos without a trusted server, and DP-SGD with one data holder.
 
-Paper 001: every silo clips records, noises and sends its own gradient. Paper 004: DP-LSSGD and DP-LSAdam.
+Configuration files and scripts call them. Silos that noise their own gradients are paper 001 of docs/papers.md,
+DP-LSSGD and DP-LSAdam paper 004.
 """
 
 from __future__ import annotations

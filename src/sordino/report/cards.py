@@ -78,7 +78,7 @@ ASKED = {  # headings of Article 35(7) GDPR, and what only people know under eac
     "Purpose and legal basis": ("the purpose of the processing", "the legal basis (Articles 6 and 9 GDPR)"),
     "Necessity and proportionality": (
         "why this model is needed, and why less data would not do",
-        "how subjects are told",
+        "how data subjects are informed",
     ),
     "Risks to the persons": ("how severe it would be for a person if it were known that they are in the data",),
     "Measures and sign-off": ("who may start runs and raise limits", "data protection officer's opinion, name, date"),

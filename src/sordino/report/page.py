@@ -128,7 +128,6 @@ def _adversaries(runs: Sequence[Run]) -> Table:
 
 
 def _memberships(runs: Sequence[Run]) -> Table | None:
-    """Return a table of loss-threshold membership attacks, with the rates that the certificates allow."""
     rows = []
     for run in runs:
         m = run["audit"].get("membership", {}).get("membership")

@@ -169,7 +169,8 @@ def tune_private(tuning: PrivateTuning, out: Path, say: Callable[[str], None]) -
                 shutil.rmtree(folder / "trial")
         if best is None:
             raise DivergedError(
-                "every trial of this search diverged; nothing is released, and the cost of the search stays charged"
+                "every trial of this search diverged; nothing is released, and the cost of the search stays charged; "
+                "search smaller step sizes"
             )
         durable_files.move(folder / "best", out)
     changes, done = best

@@ -107,7 +107,7 @@ class SweepFolder:
         """Return the privacy cost of all runs composed, as certificate fields; without `costs`, as planned."""
         first = self.configs[0]
         planned = [run_cost(config.plan, admission.planned_facts(config)) for config in self.configs]
-        whole = composed(costs or planned, first.plan.clients.population)
+        whole = compose_costs(costs or planned, first.plan.clients.population)
         lines = {who: headline(whole.of(who), first.delta, first.deltas) for who in ADVERSARIES}
         main = lines["models"]
         adversaries = [{"adversary": who, "description": WHO[who], **line} for who, line in lines.items()]
@@ -279,7 +279,7 @@ def certify(out: Path) -> dict[str, Any]:
     try:
         read = parse(stored)
     except ValueError as error:
-        raise CertificateError(CERTIFICATE, f"{CERTIFICATE} is not a certificate ({error})") from None
+        raise CertificateError(CERTIFICATE, f"{CERTIFICATE} is not a certificate ({error}); restore the file") from None
     computed: dict[str, Any] = json.loads(json.dumps(found.certificate()))
     compare_text(read, stored.decode(), computed)
     return computed
@@ -324,7 +324,7 @@ def with_runs(targets: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 
 # ---- composition of all runs
-def composed(costs: Sequence[Cost], population: int) -> Cost:
+def compose_costs(costs: Sequence[Cost], population: int) -> Cost:
     """Compose the events of all runs, per adversary and per silo; refuse runs of different units or relations."""
     units, fix = sorted({cost.unit for cost in costs}), "write them into two sweep files"
     if len(units) > 1:

@@ -62,7 +62,6 @@ def _sizes(plan: Plan, task: Task) -> list[int]:
 
 
 def _public(task: Task, seed: int) -> tuple[Records, Records]:
-    """Return the public records in two random halves, for training and testing."""
     public = task.public or task.test
     if public is None or len(public) < 20:
         found = "fewer than 20 public records to tune on"

@@ -60,6 +60,8 @@ def test_stages_of_silos_that_are_alike_are_those_of_the_equal_theorem() -> None
     wanted = theory.multi_stage(replace(EQUAL, cohort=25, convexity=0.01), found.rounds, variance)
     assert isinstance(found.server, Stages)
     for one, other in zip(found.server.stages, wanted.stages, strict=True):
+        assert isinstance(one.server, Accelerated)
+        assert isinstance(other.server, Accelerated)
         assert (one.rounds, one.server.mu) == (other.rounds, 0.01)
         assert one.server.v == pytest.approx(other.server.v)
     start = 2 * 10 * math.exp(-math.sqrt(0.01 / 0.25) * found.rounds)
