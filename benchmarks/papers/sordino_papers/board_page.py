@@ -160,9 +160,9 @@ def _settings(known: dict[str, Any], folder: Path) -> str:
         "Steps (rounds of clients) and the step size per unit of clip norm were chosen on a stand-in: another data "
         "set, by accuracy on held-out records of its training part, with repeatable noise and one seed for each try "
         "(`sordino board choose`, benchmarks/board/chosen.json). No test figure of a row was looked at before its "
-        "settings were fixed. The grids of all tables were widened once, when the first "
-        "best on `loans-record` lay on the edge. Clip norm, momentum and batch size are the same in all rows; they come from prototypes "
-        "on MNIST and CIFAR-10 in which they hardly mattered, but which had test figures in sight.\n"
+        "settings were fixed. The grids of all tables were widened once, when the first best on `loans-record` lay on "
+        "the edge. Clip norm, momentum and batch size are the same in all rows; they come from prototypes on MNIST and "
+        "CIFAR-10 in which they hardly mattered, but which had test figures in sight.\n"
     )
     listed = [f"- `{name}`: {_words(name)}" for name in GRIDS]
     where = "\n".join(["The stand-ins:", "", *listed, ""])
