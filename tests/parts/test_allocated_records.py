@@ -77,7 +77,7 @@ def test_it_is_refused_where_its_proof_does_not_hold() -> None:
         ),
     ):
         with pytest.raises(PlanError, match=says):
-            planned(**change)  # type: ignore[arg-type]
+            planned(**change)
     with pytest.raises(PlanError, match="bins = 1"):
         AllocatedRecords(1, SIZES)
 
@@ -121,7 +121,7 @@ def test_a_run_that_goes_on_in_the_middle_of_a_pass_keeps_its_allocation(streams
                 read.append({c: rows[rows >= 0].tolist() for c, rows in drawn.items()})
                 return solve(clients, public, start)
 
-            worker.solve = record
+            worker.solve = record  # type: ignore[method-assign]
             return worker
 
     plan, state = planned(), None
