@@ -325,12 +325,7 @@ def serve_silo(
 
     signer = signer_of(config.federation, key or (folder / spec.key if spec.key else None))
     service = SiloService.open(folder, spec, silo_task(config, spec, folder), model_hash(config), log, config, signer)
-    place = secret or (folder / spec.secret if spec.secret else None)
-    try:
-        shared = None if place is None else place.read_bytes()
-    except OSError as error:
-        found = f"{place}, which cannot be read ({error.strerror})"
-        raise ConfigError(found, "the file with the node's secret", "write it with key.sh") from None
+    shared = _read_secret(secret or (folder / spec.secret if spec.secret else None))
     if status:
         board.serve(status)
     log(f"silo {spec.name}: {len(service.silo.task.clients.index)} records, node {node or spec.node}")
@@ -355,6 +350,15 @@ def serve_silo(
             answered, shown = False, time.monotonic()
 
     serve(Node(node or spec.node, shared), reply, log, beat)
+
+
+def _read_secret(file: Path | None) -> bytes | None:
+    """Return the secret between a node and its silo's process; None where there is none."""
+    try:
+        return None if file is None else file.read_bytes()
+    except OSError as error:
+        found = f"{file}, which cannot be read ({error.strerror})"
+        raise ConfigError(found, "the file with the node's secret", "write it with key.sh") from None
 
 
 def serve(node: Node, reply: Callable[[bytes], bytes], log: Log, beat: Callable[[], None] = lambda: None) -> None:
