@@ -88,7 +88,7 @@ def test_an_older_copy_that_is_put_back_is_refused(file: Path) -> None:
         charged(silo, 3, 1)
     shutil.copy(file.parent / "old", file)
     said = sordino("ledger", "show", file).sentence
-    assert "older than l.head beside it: 5 lines where 6 were written" in said
+    assert "older than l.head beside it: it has 5 of 6 lines" in said
     assert "sordino ledger restore" in said
 
 
