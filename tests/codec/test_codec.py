@@ -99,6 +99,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "all_records": {"sizes": [5, 3, 2, 1, 7, 4]},
         "poisson_records": {"batch": 2.5, "sizes": [9]},
         "fixed_records": {"batch": 2, "sizes": [9]},
+        "allocated_records": {"bins": 3, "sizes": [9]},
         "one_pass": {"batch": 2, "sizes": [9]},
         "shuffled_records": {"batch": 2, "sizes": [9]},
         "records_in_turn": {"batch": 2, "sizes": [9]},

@@ -331,16 +331,10 @@ def reads_of(clients: Sampler, local: LocalSolver, release: Release, participati
 
 
 def _read_again(local: LocalSolver, participation: Participation, steps: int, silo: int) -> int:
-    """Return the largest number of additional reads of one record in repeated rounds.
-
-    Steps of one epoch read disjoint records, so only the most repeated step of each epoch counts.
-    """
+    """Return the largest number of additional reads of one record in repeated rounds."""
     reads, unnamed = _record_sampler(local), participation.unnamed
     times = Counter(step for t in participation.repeated for step in range(t * steps, (t + 1) * steps))
-    most: Counter[int] = Counter()
-    for step, count in times.items():
-        most |= Counter({reads.epoch(step, silo): count})
-    return most.total() + (unnamed * reads.max_repeated_reads(steps, silo) if unnamed else 0)
+    return reads.reads_again(times, silo) + (unnamed * reads.max_repeated_reads(steps, silo) if unnamed else 0)
 
 
 # ---- number of rounds in which independent sampling includes one client ----------------------------------------------

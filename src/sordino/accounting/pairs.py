@@ -169,7 +169,7 @@ def inner_loss(losses: Array, rate: float) -> Array:
 
 @dataclass(frozen=True)
 class _Sampled(Pair):
-    """Base of pairs that mix the distributions of `inner` with weight `rate`."""
+    """Base of pairs of a release that includes the unit with probability `rate`; `inner` is without sampling."""
 
     rate: float
     inner: Pair

@@ -66,7 +66,7 @@ def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Fact
         said = [row, f"{words['public']} {_declared(facts.public)}"]
         if reads.relation == "add_remove":
             said.append(words["rates"])
-        if not reads.disjoint and reads.amplify(GaussianNoise(1.0), 0) != GaussianNoise(1.0):
+        if reads.amplify(GaussianNoise(1.0), 0) != GaussianNoise(1.0):
             said.append(words["draws"])
         if "messages" not in release.sees:
             said.append(words["sum"])

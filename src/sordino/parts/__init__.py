@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from sordino.parts.mechanisms import Distribution as Distribution, Gaussian as Gaussian, Histogram as Histogram
     from sordino.parts.mechanisms import Laplace as Laplace, Mechanism as Mechanism, Moment as Moment
     from sordino.parts.mechanisms import Preparation as Preparation
-    from sordino.parts.record_samplers import AllRecords as AllRecords, FixedRecords as FixedRecords
+    from sordino.parts.record_samplers import AllocatedRecords as AllocatedRecords, AllRecords as AllRecords
+    from sordino.parts.record_samplers import FixedRecords as FixedRecords
     from sordino.parts.record_samplers import OnePass as OnePass, PoissonRecords as PoissonRecords
     from sordino.parts.record_samplers import RecordSampler as RecordSampler, RecordsInTurn as RecordsInTurn
     from sordino.parts.record_samplers import SamplingLaw as SamplingLaw, ShuffledRecords as ShuffledRecords

@@ -25,7 +25,7 @@ from sordino.accounting.events import Event, Relation
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, brief_repr
-from sordino.parts.record_samplers import SamplingLaw, poisson_law
+from sordino.parts.record_samplers import PassKey, SamplingLaw, pass_key, poisson_law
 from sordino.parts.schedules import CLIENTS, require, require_values, share
 from sordino.rng import Seeded, Streams, secure_generator
 
@@ -151,7 +151,7 @@ class Sampler(Part):
         return (self,)
 
     def for_one_client(self) -> Sampler:
-        """Return a sampler of as few clients as possible whose client 0 is drawn as in this one."""
+        """Return a sampler with the fewest clients under which client 0 takes part with the same distribution."""
         return self
 
 
@@ -685,19 +685,16 @@ class PassDraws:
 
     clients: Sampler
     streams: Streams
-    key: tuple[int, ...] | None = None
+    key: PassKey = None
 
     def draw(self, t: int) -> Cohort:
         if self.streams.mode == "simulation":
             return draw_seeded(self.clients, self.streams, t)
-        if self.key is None and t % self.clients.pass_rounds:
-            found = f"round {t + 1}, in the middle of a pass of {self.clients.kind!r}, without the pass's key"
-            raise PlanError("sampling", found, "the state after the round before", "resume from its checkpoint")
-        if t % self.clients.pass_rounds == 0 or not self.key:
-            self.key = tuple(self.streams.at(t, "cohort").integers(0, 2**62, 3).tolist())
+        self.key = pass_key(self.key, self.streams, t, self.clients.pass_rounds, self.clients.kind)
+        assert self.key
         return self.clients.draw(t, secure_generator(sum(part << 62 * k for k, part in enumerate(self.key)) % 2**128))
 
-    def key_after(self, t: int) -> tuple[int, ...] | None:
+    def key_after(self, t: int) -> PassKey:
         """Return the secret key of the current pass, for the checkpoint after round t; None if the pass has ended."""
         return None if (t + 1) % self.clients.pass_rounds == 0 else self.key
 
