@@ -123,8 +123,8 @@ def check_needs(plan: Plan, public: bool, engine: Engine) -> None:
         found = f"{plan.clients.kind!r} where clients are on other machines, which shows who is asked in which round"
         raise EngineError(found, "a cohort that stays secret", "run it in one process, or sample with poisson")
     if plan.local.reads is not None and plan.local.reads.pass_rounds > 1 and not isinstance(engine, InProcess):
-        found = f"{plan.local.reads.kind!r} on an engine of several processes, which keep no allocation by pass"
-        raise EngineError(found, "one process, which draws a pass once", "run it in one process, or poisson_records")
+        found = f"record sampler {plan.local.reads.kind!r} on an engine of several processes"
+        raise EngineError(found, "one process that draws each pass", "run it in one process, or use poisson_records")
     missing = plan.needs - engine.offers
     if missing:
         asking = [part for part in (plan.release, plan.server) if missing & part.needs]
@@ -196,9 +196,7 @@ def run(
 
 
 def _passes(plan: Plan, streams: Streams, state: State) -> PassDraws | PassStreams | None:
-    """Return the draws of a sampler of clients, or the streams of one of records, that draws for a whole pass, with the
-    key of a pass that goes on; None where every round is drawn by itself.
-    """
+    """Return the pass state of a client or record sampler that draws once for several rounds; None without one."""
     held, reads = state.secret_state.get(PASS_KEY), plan.local.reads
     key = None if held is None else tuple(held.tolist())
     if plan.clients.pass_rounds > 1:

@@ -63,6 +63,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "min_separation": {"population": 6, "cohort": 2, "rest": 3, "seed": 1},
         "cyclic_poisson": {"population": 6, "groups": 2, "rate": 0.5},
         "random_allocation": {"population": 6, "bins": 2},
+        "kept_bins": {"population": 6, "bins": 2},
     },
     "Schedule": {
         "constant": {"value": 0.5},

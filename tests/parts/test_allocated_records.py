@@ -73,19 +73,19 @@ def test_it_is_refused_where_its_proof_does_not_hold() -> None:
         ({"clients": Poisson(2, 0.5)}, "silos that are not drawn at random"),
         (
             {"local": NoisyLocalSgd(AllocatedRecords(3, SIZES), 1.0, 1.0, 0.1, 2), "release": Forward()},
-            "one batch of each round",
+            "one batch per round",
         ),
     ):
         with pytest.raises(PlanError, match=says):
-            planned(**change)  # type: ignore[arg-type]
+            planned(**change)
     with pytest.raises(PlanError, match="bins = 1"):
         AllocatedRecords(1, SIZES)
 
-    with pytest.raises(EngineError, match="keep no allocation by pass"):
+    with pytest.raises(EngineError, match="on an engine of several processes"):
         check_needs(planned(), False, Distributed(InProcess()))
     policy = Policy(dataset="a", epsilon=9.0, delta=0.1, unit="record", releases=("local_noise",))
     assert policy.check(planned(), noise="secure") == "silos keep no allocation of records by pass"
-    with pytest.raises(PlanError, match="without the key of the present pass"):
+    with pytest.raises(PlanError, match="without a key of the current pass"):
         batch_stream(AllocatedRecords(3, SIZES), Secure(), 1, 0)
 
 
@@ -121,7 +121,7 @@ def test_a_run_that_goes_on_in_the_middle_of_a_pass_keeps_its_allocation(streams
                 read.append({c: rows[rows >= 0].tolist() for c, rows in drawn.items()})
                 return solve(clients, public, start)
 
-            worker.solve = record
+            worker.solve = record  # type: ignore[method-assign]
             return worker
 
     plan, state = planned(), None

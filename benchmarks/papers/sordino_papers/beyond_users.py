@@ -137,7 +137,7 @@ def femnist() -> tuple[dict[str, Tensor], Tensor]:
 
 def first_of_each(writers: Tensor, cap: int) -> Tensor:
     """The first `cap` images of each writer: a cap that looks at no image."""
-    rows = [(writers == writer).nonzero()[:cap, 0] for writer in writers.unique()]
+    rows = [(writers == writer).nonzero()[:cap, 0] for writer in torch.unique(writers)]
     return torch.cat(rows).sort().values
 
 
@@ -149,7 +149,7 @@ def _trained(kind: str, epsilon: float, clip_norm: float, step: float, seed: int
     loader = DataLoader(TensorDataset(parts["x"][rows], parts["y"][rows]), batch_size=round(RATE * units))
     settings: dict[str, Any] = {"steps": STEPS, "noise_multiplier": noise_for(cap, epsilon), "seed": seed, **options}
     optimizer = torch.optim.SGD(model.parameters(), lr=step / clip_norm)
-    model, private, loader = make_private(model, optimizer, loader, clip_norm=clip_norm, **settings)  # type: ignore[assignment]
+    model, private, loader = make_private(model, optimizer, loader, clip_norm=clip_norm, **settings)
     while private.steps < STEPS:
         for x, y in loader:
             private.zero_grad()

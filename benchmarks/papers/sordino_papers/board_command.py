@@ -121,6 +121,16 @@ def best(results: Results = KEPT, as_json: JsonFlag = False) -> None:
 
 
 @app.command()
+def reissue(results: Results = KEPT, as_json: JsonFlag = False) -> None:
+    """Write kept certificates anew from their plans and charges, after a change of the certificate's format."""
+    from sordino_papers import board_rows
+
+    known = board_rows.results(results)
+    changed = [name for name in known if board_rows.reissue(board_rows.BY_ID[name], results)]
+    print(json.dumps({"changed": changed}) if as_json else f"{len(changed)} of {len(known)} changed")
+
+
+@app.command()
 def export(
     row: RowId,
     to: Annotated[Path, typer.Option(help="A new folder; features of private rows are private.")],

@@ -13,9 +13,15 @@ from typing import Any
 import numpy as np
 
 import sordino as so
+from sordino import codec
+from sordino.certificate.certificate_file import text_of
+from sordino.certificate.facts import Facts
 from sordino.data.records import Dirichlet, Iid, Natural
+from sordino.dpsgd import account
 from sordino.errors import ConfigError
+from sordino.plan import Plan
 from sordino.rng import Seeded
+from sordino.runs.folder import RunFolder
 from sordino_papers import kept
 from sordino_papers.board import Problem, Published, Row, Run, Settings, interval, run, without_privacy
 from sordino_papers.board_choosing import CLOTHES, DIGITS, KEPT, TABLE, key, settings, stored
@@ -142,6 +148,29 @@ def check(row: Row, folder: Path = KEPT) -> tuple[float, float]:
         raise ConfigError(f"no kept result of {row.id}", "a row that has run", f"sordino board run {row.id}")
     again = run(row.problem, row.epsilon, Settings(**known["settings"]), 0, noise="simulation")
     return float(known["repeatable"]), round(again.accuracy, 3)
+
+
+def reissue(row: Row, folder: Path = KEPT) -> bool:
+    """Write a kept certificate anew from its plan and charges, after a change of the format; False if it is as it was.
+
+    Refuses where epsilon, delta, unit or relation would differ from the kept result.
+    """
+    path, known = certificate_path(row.id, folder), results(folder)[row.id]
+    file = path if path.is_file() else path / "certificate.json"
+    before, new = file.read_text("utf-8"), file.with_name("certificate.new.json")
+    held = json.loads(before)
+    if path.is_file():
+        made = account.save_certificate(new, codec.read(Plan, held["plan"]), codec.read(Facts, held["facts"]))
+    else:
+        made = RunFolder.open(path).certificate(held["run"]["checkpoint_sha256"])
+        new.write_text(text_of(made), encoding="utf-8")
+    wrong = next((name for name in ("epsilon", "delta", "unit", "relation") if made[name] != known[name]), None)
+    if wrong is not None:
+        new.unlink()
+        found = f"{row.id} with {wrong} {made[wrong]} in place of {known[wrong]}"
+        raise ConfigError(found, "the certificate of the kept result", "delete the result and run the row again")
+    new.replace(file)
+    return file.read_text("utf-8") != before
 
 
 def export(row: Row, out: Path, folder: Path = KEPT) -> None:

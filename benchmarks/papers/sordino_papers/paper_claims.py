@@ -320,7 +320,7 @@ CLAIMS: tuple[PaperClaim, ...] = (
                ("its protocol (not private), best round: DP-FedSAM beats",), SAM_PROTOCOL, "+4 to +6", own_setting="MNIST, C .2, rho .5"),
     PaperClaim("003", "Table 1 by its own protocol (not private, best round): top_k as published beats DP-FedSAM",
                ("its protocol (not private), best round: top_k as published",), SAM_PROTOCOL, "+.9 to +3.2",
-               cause="its mask takes signal and noise alike, a shorter step (columns signal and noise of 003-protocol)",
+               cause="its mask takes more of the signal than of the noise's size (columns signal and noise, which is energy, of 003-protocol)",
                beside="its protocol (not private), best round: a C smaller"),
     PaperClaim("003", "Table 1 on MNIST (003-mnist): DP-FedSAM beats DP-FedAvg",
                tuple(f"{skew}, DP-FedSAM beats DP-FedAvg" for skew in ("Dirichlet 0.6", "Dirichlet 0.3", "iid")), SAM,

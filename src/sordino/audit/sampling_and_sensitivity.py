@@ -69,7 +69,9 @@ def cohort_tests(plan: Plan, seed: int = 0) -> list[Finding]:
     seeds = _seeds(seed, law.population, length)
     drawn = [[draw_seeded(plan.clients, Seeded(own), t) for t in range(length)] for own in seeds]
     accounted = _accounted_rate("cohort", law, plan.release.event(), plan.clients.amplify(plan.release.event()))
-    return [*sampling_tests(Draws("cohort", law, drawn)), *([accounted] if plan.clients.amplifies else [])]
+    found = [*sampling_tests(Draws("cohort", law, drawn)), *([accounted] if plan.clients.amplifies else [])]
+    secret = not_examined("cohort: secret bins", "that bins are uniform, independent and secret is not tested")
+    return [*found, secret] if plan.clients.keeps_bins else found
 
 
 def batch_tests(plan: Plan, seed: int = 0) -> list[Finding]:

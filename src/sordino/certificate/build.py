@@ -189,12 +189,14 @@ def check_epsilons(made: Mapping[str, Any]) -> None:
     first = made["adversaries"][0]
     for name in ("epsilon", "delta", "relation"):
         if made[name] != first[name]:
-            raise CertificateError(name, f"{name} is {made[name]!r}, but {first[name]!r} for the first adversary")
+            what = f"{name} is {made[name]!r}, but {first[name]!r} for the first adversary"
+            raise CertificateError(name, f"{what}; fix: restore the unchanged certificate")
 
 
 def _check_same(field: str, stored: float | None, computed: float | None) -> None:
     if stored != computed:
-        raise CertificateError(field, f"{field} is {stored}, but its events give {computed}")
+        what = f"{field} is {stored}, but its events give {computed}"
+        raise CertificateError(field, f"{what}; fix: restore the unchanged certificate")
 
 
 def denominator(plan: Plan) -> float | str:

@@ -104,7 +104,7 @@ def shares_of(plan: Plan) -> NoiseShares:
 
 
 def signed_keys(session: str, client: int, encryption: str, masking: str) -> bytes:
-    """Return the bytes that a member signs: the session, its number and its two public keys."""
+    """Return the bytes that a member signs: the session, the member's number and its two public keys."""
     return json.dumps(["sordino secure sum", session, client, encryption, masking]).encode()
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from sordino.parts.releases import ShuffledNoise as ShuffledNoise
     from sordino.parts.samplers import CyclicPoisson as CyclicPoisson, Everyone as Everyone, FixedSize as FixedSize
     from sordino.parts.samplers import MinSeparation as MinSeparation, Poisson as Poisson, RoundRobin as RoundRobin
+    from sordino.parts.samplers import KeptBins as KeptBins
     from sordino.parts.samplers import RandomAllocation as RandomAllocation, Sampler as Sampler
     from sordino.parts.schedules import Constant as Constant, Decay as Decay, InverseTime as InverseTime
     from sordino.parts.schedules import Linear as Linear, PerStep as PerStep, Piecewise as Piecewise

@@ -141,7 +141,7 @@ class RecordSampler(Part):
         return steps
 
     def reads_again(self, repeated: Counter[int], silo: int) -> int:
-        """Return the most further reads of one record in repeated steps, of which `repeated` says how often each was.
+        """Return how often one record is read again at most, in steps that were run again; `repeated` counts them.
 
         Steps of one epoch read disjoint records, so only the most repeated step of each epoch counts.
         """
@@ -273,14 +273,13 @@ class FixedRecords(_Batches, kind="fixed_records"):
 
 @dataclass(frozen=True)
 class AllocatedRecords(RecordSampler, kind="allocated_records"):
-    """Random allocation of records: in every pass of `bins` steps each record is in exactly one batch, a secret one.
+    """Random allocation of records: in every pass of `bins` steps each record is in exactly one secret random batch.
 
     The batch is drawn uniformly for each record, independently of other records, and anew for every pass, so batches
-    have size / bins records on average (binomial): a shuffled loader whose epsilon is true.
+    have size / bins records on average (binomial), as with a shuffled loader.
 
-    Guarantee: add or remove one record, at the price of `events.Allocated` for each pass that was begun
-    (docs/privacy.md, "Random allocation"). It needs the allocation to stay secret. A record that must be read in k of
-    t steps is in one step of each of k passes of t / k bins: use bins = t / k.
+    Guarantee: add or remove one record, at the cost of `events.Allocated` for each pass that was begun
+    (docs/privacy.md, "Random allocation"). The allocation must stay secret. For k reads in t steps set bins = t / k.
     """
 
     bins: int
@@ -293,7 +292,7 @@ class AllocatedRecords(RecordSampler, kind="allocated_records"):
         _check(self.sizes, 1)
         found, needed = f"bins = {brief_repr(self.bins)}", f"at least 2, and at most {allocation.MOST_BINS:,}"
         fits = 2 <= self.bins <= allocation.MOST_BINS
-        require(fits, "records", found, needed, "bins = steps in which every record is read once")
+        require(fits, "records", found, needed, "set bins to the number of steps in which a record is read once")
 
     @property
     def pass_rounds(self) -> int:  # type: ignore[override]
@@ -304,14 +303,14 @@ class AllocatedRecords(RecordSampler, kind="allocated_records"):
         return float(np.mean(self.sizes)) / self.bins
 
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
-        """Return the records whose bin is step t of its pass; `rng` starts equally in all steps of a pass."""
+        """Return the records allocated to step t; `rng` must begin with the same bits in all steps of a pass."""
         return np.flatnonzero(rng.integers(0, self.bins, size) == t % self.bins).astype(np.int64)
 
     def law(self, silo: int) -> SamplingLaw:
         return replace(poisson_law(self.size(silo), 1 / self.bins), pass_rounds=self.bins)
 
     def amplify(self, event: Event, silo: int) -> Event:
-        """Return the event of one pass; `max_participations` counts passes."""
+        """Return the privacy event of one pass of `bins` steps; `max_participations` counts passes."""
         return Allocated(self.bins, event)
 
     def epoch(self, step: int, silo: int) -> int:
@@ -325,22 +324,22 @@ class AllocatedRecords(RecordSampler, kind="allocated_records"):
 
 
 def batch_stream(records: RecordSampler | None, streams: Streams, t: int, silo: int) -> np.random.Generator:
-    """Return the random stream of a client's batches in round t: in a simulation, that of the first round of its pass.
+    """Return the random stream of a client's batches in round t, the same in all rounds of a pass.
 
-    For release the streams of a pass must be those of `PassStreams`, since no other secret stream opens twice.
+    A simulation opens the stream of the pass's first round again. For release only `PassStreams` can do so.
     """
     if records is None or records.pass_rounds == 1:
         return streams.at(t, "batches", silo)
     if isinstance(streams, PassStreams):
         return streams.batches(t, silo)
     if streams.mode != "simulation":
-        found = f"record sampler {records.kind!r} for release, without the key of the present pass"
-        raise PlanError("records", found, "a run that keeps one key for all rounds of a pass", "use poisson_records")
+        found = f"record sampler {records.kind!r} for release, without a key of the current pass"
+        raise PlanError("records", found, "a run with one key for all rounds of a pass", "use poisson_records")
     return streams.at(t - t % records.pass_rounds, "batches", silo)
 
 
 def pass_key(key: PassKey, streams: Streams, t: int, rounds: int, kind: str) -> PassKey:
-    """Return the secret key of the pass of round t: a new one in its first round, or if `key` is empty after a kill."""
+    """Return the secret key of the pass that round t is in; it is new in the first round, and after a kill."""
     if key is None and t % rounds:
         found = f"round {t + 1}, in the middle of a pass of {kind!r}, without the pass's key"
         raise PlanError("sampling", found, "the state after the round before", "resume from its checkpoint")
@@ -353,11 +352,11 @@ PassKey = tuple[int, ...] | None  # three numbers of 62 bits; None between two p
 @codec.hides_values
 @dataclass
 class PassStreams:
-    """Secret streams of a run whose batches are drawn for a pass: all rounds of a pass open the same ones.
+    """Secret random streams of a run whose batches are drawn once for a pass of several rounds.
 
-    The pass has a secret key, which the checkpoint keeps until the pass ends. After a kill in a round that was already
-    charged the key is replaced by an empty one, and the rest of the pass is drawn anew: another pass, which
-    `RecordSampler.reads_again` counts.
+    A pass has a secret key, which the checkpoint stores until the pass ends. If the run was killed in a round that was
+    already charged, an empty key replaces it and the rest of the pass is drawn anew: `RecordSampler.reads_again` counts
+    another pass.
     """
 
     records: RecordSampler
@@ -377,7 +376,7 @@ class PassStreams:
         return self.inner.at(t, purpose, client)
 
     def batches(self, t: int, client: int) -> np.random.Generator:
-        """Return the stream of a client's batches in the pass of round t, at its beginning."""
+        """Return a new generator of a client's batches, which is the same in all rounds of the pass of round t."""
         if self.begun != t:
             key = pass_key(self.key, self.inner, t, self.records.pass_rounds, self.records.kind)
             self.key, self.begun = key, t
