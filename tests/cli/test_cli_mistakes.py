@@ -88,7 +88,8 @@ def test_a_population_that_is_not_the_data_s_is_refused(tmp_path: Path) -> None:
 
 
 def test_noise_without_a_clip_is_refused(tmp_path: Path) -> None:
-    refused(spelt_out(tmp_path, ('encode = [{ kind = "clip", clip_norm = 1.0 }]\n', "")), "without a norm bound", "Clip")
+    without = spelt_out(tmp_path, ('encode = [{ kind = "clip", clip_norm = 1.0 }]\n', ""))
+    refused(without, "without a norm bound", "Clip")
 
 
 def test_neither_a_recipe_nor_a_plan_is_refused(tmp_path: Path) -> None:
