@@ -24,6 +24,7 @@ from sordino.errors import ConfigError, DataError, DivergedError, EngineError, Q
 from sordino.layout import Layout
 from sordino.ledger.budget import Filter
 from sordino.parts.encoding import Noised, NoiseStd, Public
+from sordino.parts.record_samplers import PassKey, PassStreams
 from sordino.parts.releases import on_grid
 from sordino.parts.samplers import Cohort, PassDraws, separation_guard
 from sordino.plan import BROADCAST, NOISE, PASS_KEY, Plan, State
@@ -121,6 +122,9 @@ def check_needs(plan: Plan, public: bool, engine: Engine) -> None:
     if plan.clients.pass_rounds > 1 and engine.deployed:
         found = f"{plan.clients.kind!r} where clients are on other machines, which shows who is asked in which round"
         raise EngineError(found, "a cohort that stays secret", "run it in one process, or sample with poisson")
+    if plan.local.reads is not None and plan.local.reads.pass_rounds > 1 and not isinstance(engine, InProcess):
+        found = f"record sampler {plan.local.reads.kind!r} on an engine of several processes"
+        raise EngineError(found, "one process that draws each pass", "run it in one process, or use poisson_records")
     missing = plan.needs - engine.offers
     if missing:
         asking = [part for part in (plan.release, plan.server) if missing & part.needs]
@@ -155,18 +159,18 @@ def run(
     state = state or State.initial(plan, task.layout.flatten(task.model))
     if plan.prepare:
         task, state = prepare_columns(plan, task, streams, charges.charge, state)
-    worker, given, layout = engine.prepare(plan, task, streams), task, task.layout
+    passes, given, layout = _passes(plan, streams, state), task, task.layout
+    worker = engine.prepare(plan, task, passes if isinstance(passes, PassStreams) else streams)
     task = worker.device_task or task
     if worker.device_task is not None and task.device != CPU:
         state = state.on(task.device)
     if state.secret_state:
         worker.load_client_state(state.secret_state)
     guard = separation_guard(plan.clients, plan.rounds, streams, state.t) if plan.release.correlated else None
-    passes = None if plan.clients.pass_rounds == 1 else _pass_draws(plan, streams, state)
     try:
         for t in range(state.t, plan.rounds):
             began = time.perf_counter()
-            cohort = plan.clients.draw(t, streams.at(t, "cohort")) if passes is None else passes.draw(t)
+            cohort = passes.draw(t) if isinstance(passes, PassDraws) else plan.clients.draw(t, streams.at(t, "cohort"))
             cohort = cohort if guard is None else guard.admit(t, cohort)
             if budget is not None:
                 budget.charge(cohort, t)
@@ -191,12 +195,17 @@ def run(
         worker.close()
 
 
-def _pass_draws(plan: Plan, streams: Streams, state: State) -> PassDraws:
-    held = state.secret_state.get(PASS_KEY)
-    return PassDraws(plan.clients, streams, None if held is None else tuple(held.tolist()))
+def _passes(plan: Plan, streams: Streams, state: State) -> PassDraws | PassStreams | None:
+    """Return the pass state of a client or record sampler that draws once for several rounds; None without one."""
+    held, reads = state.secret_state.get(PASS_KEY), plan.local.reads
+    key = None if held is None else tuple(held.tolist())
+    if plan.clients.pass_rounds > 1:
+        return PassDraws(plan.clients, streams, key)
+    by_pass = reads is not None and reads.pass_rounds > 1 and streams.mode == "secure"
+    return PassStreams(reads, streams, key) if reads is not None and by_pass else None
 
 
-def _with_pass_key(state: State, key: tuple[int, ...] | None) -> State:
+def _with_pass_key(state: State, key: PassKey) -> State:
     rest = {name: held for name, held in state.secret_state.items() if name != PASS_KEY}
     return replace(state, secret_state=rest if key is None else rest | {PASS_KEY: torch.tensor(key)})
 

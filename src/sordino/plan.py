@@ -77,7 +77,8 @@ class Plan(_Cache):
         self._check_schedules()
         self.local.check_rounds(self.rounds)
         self.release.check(self.bounds[-1], self.clients, self.local.reads)
-        if self.clients.pass_rounds > 1 and (self.release.correlated or not self.release.hides_cohort(self.clients)):
+        shares = self.release.correlated and not self.clients.keeps_bins
+        if self.clients.pass_rounds > 1 and (shares or not self.release.hides_cohort(self.clients)):
             found = f"sampler {self.clients.kind!r} with release {self.release.kind!r}"
             needed = "a release that adds independent noise in every round and hides who takes part"
             raise PlanError("sampling", found, needed, "use release central_noise, or sampler roundrobin")
@@ -157,6 +158,13 @@ class Plan(_Cache):
         if most is not None and batches > most:
             found = f"{batches} disjoint batches, while the smallest silo has records for {most}"
             raise PlanError("one pass", found, "batches that are disjoint in all rounds", "lower rounds or batch")
+        if reads.pass_rounds > 1 and (self.release.correlated or self.clients.random):
+            found = f"record sampler {reads.kind!r}, release {self.release.kind!r} and clients {self.clients.kind!r}"
+            needed = "noise that is independent from round to round, and silos that are not drawn at random"
+            raise PlanError("records", found, needed, "use poisson_records, or clients everyone with central_noise")
+        if reads.pass_rounds > 1 and isinstance(spent, AlreadyPrivate):
+            found, fix = f"record sampler {reads.kind!r} in several local steps of a round", "use batch_gradient"
+            raise PlanError("records", found, "one batch per round", fix)
         if self.encode:
             found = f"{self.encode[0].kind} as an encode step after per-record clipping"
             raise PlanError("records", found, "no encode steps", "drop encode: the local solver bounds the message")

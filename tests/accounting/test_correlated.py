@@ -194,7 +194,9 @@ def test_the_forecast_of_noise_is_that_of_the_matrix(strategy: Strategy, server:
 def test_independent_noise_beside_it_has_the_same_price(clients: Sampler) -> None:
     made = plan(BandedSquareRoot(4), clients)
     assert isinstance(made.release, CorrelatedNoise)
-    alone = replace(made, release=made.release.independent(clients, made.patterns))
+    release = made.release.independent(clients, made.patterns)
+    assert release is not None
+    alone = replace(made, release=release)
     lines = [one.cost().line("models") for one in (made, alone)]
     spent = [epsilon(line.entries, line.relation, 1e-5).value for line in lines]
     assert spent[0] == pytest.approx(spent[1], rel=1e-3)

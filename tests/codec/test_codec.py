@@ -63,6 +63,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "min_separation": {"population": 6, "cohort": 2, "rest": 3, "seed": 1},
         "cyclic_poisson": {"population": 6, "groups": 2, "rate": 0.5},
         "random_allocation": {"population": 6, "bins": 2},
+        "kept_bins": {"population": 6, "bins": 2},
     },
     "Schedule": {
         "constant": {"value": 0.5},
@@ -98,6 +99,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "all_records": {"sizes": [5, 3, 2, 1, 7, 4]},
         "poisson_records": {"batch": 2.5, "sizes": [9]},
         "fixed_records": {"batch": 2, "sizes": [9]},
+        "allocated_records": {"bins": 3, "sizes": [9]},
         "one_pass": {"batch": 2, "sizes": [9]},
         "shuffled_records": {"batch": 2, "sizes": [9]},
         "records_in_turn": {"batch": 2, "sizes": [9]},

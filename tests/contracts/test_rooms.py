@@ -22,7 +22,7 @@ ORDER = (
     *("report", "runs", "federation", "tuning", "audit", "training", "lint", "cli"),  # what is built on it
 )
 ROOT = Path(sordino.__file__).parent
-MOST_FILES, MOST_LINES, MOST_NAMES = 186, 47_200, 32
+MOST_FILES, MOST_LINES, MOST_NAMES = 186, 47_600, 32
 FILES = sorted(ROOT.rglob("*.py"))
 
 

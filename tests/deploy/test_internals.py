@@ -60,7 +60,7 @@ def test_a_missing_flwr_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch)
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", missing)
-    with pytest.raises(EngineError, match=r"no flwr in this environment; .*sordino\[flower\]"):
+    with pytest.raises(EngineError, match=r"no package flwr in this environment; .*sordino\[flower\]"):
         flower_api.installed()
 
 

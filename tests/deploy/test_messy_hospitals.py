@@ -119,7 +119,7 @@ def test_five_hospitals_from_messy_tables_to_scores(tmp_path: Path, monkeypatch:
         own = tmp_path / "hospitals" / "silos" / name
         monkeypatch.chdir(own)
         said = typed("tables: in every silo, at the end")
-        assert "unit person" in said[0]
+        assert "unit user" in said[0]
         with (own / "scores.csv").open() as stream:
             scores = list(csv.DictReader(stream))
         assert {one["patient"] for one in scores} == {f"{name[0].upper()}-{person}" for person in range(5)}

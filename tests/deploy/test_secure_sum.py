@@ -245,7 +245,7 @@ def test_another_threshold_a_late_job_and_a_second_row_are_refused() -> None:
     whole = task()
     wire = Wire.of(whole)
     silo, message = wire.members[0], stages(whole)[1]["mask"][0]
-    with pytest.raises(DataError, match="does not know"):
+    with pytest.raises(DataError, match="an unknown session"):
         silo.reply(message.to_bytes())
     wire, asked = stages(whole)
     charged = len(wire.charged)
@@ -322,7 +322,7 @@ def test_a_silo_without_pinned_keys_gives_no_row_for_release() -> None:
     wire.members[0].sessions[message.session].sent = False
     held = Job.from_bytes(message.body, task().layout.size)
     secure = replace(message, body=replace(held, mode="secure", seed=None).to_bytes())
-    assert "does not know the other members' keys" in refusal(wire.members[0], secure)
+    assert "without the other members' pinned keys" in refusal(wire.members[0], secure)
 
 
 def test_bad_messages_are_one_sentence() -> None:

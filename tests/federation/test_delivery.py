@@ -77,7 +77,7 @@ def test_the_result_of_another_run_or_of_other_weights_is_refused(finished: tupl
     body, service = channel.sent[0], channel.services[0]
     run = json.loads((folder / "run" / "certificate.json").read_text())["run"]["id"].encode()
     wrong = {
-        "does not know": body.replace(run, b"0" * 32),
+        "did not take part": body.replace(run, b"0" * 32),
         "does not name": body[:-1] + bytes([body[-1] ^ 1]),
         "another form or size": body[:-1],
         "cannot be read": MARK + b"x",

@@ -80,7 +80,7 @@ def test_a_run_that_ended_is_no_running_process(watch: Watch, tmp_path: Path) ->
 
 
 def test_a_folder_without_a_status_and_a_damaged_file_are_one_sentence(tmp_path: Path) -> None:
-    assert "no status in" in sordino("federation", "status", tmp_path).sentence
+    assert "no status file in" in sordino("federation", "status", tmp_path).sentence
     (tmp_path / "status.json").write_text("{")
     assert "which cannot be read" in sordino("federation", "status", tmp_path).sentence
 

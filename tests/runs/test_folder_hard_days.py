@@ -293,7 +293,8 @@ def test_a_signature_binds_the_certificate_to_the_owner_of_a_key(fed: Path) -> N
     assert sordino("certify", out, "--key", public, "--json").json["signed"] is True
     said = sordino("certify", out, "--key", other)
     assert (said.code, said.out) == (1, "")
-    assert said.err == "sordino: certificate.sig is not this key's signature of certificate.json\n"
+    what, fix = "certificate.sig is not this key's signature of certificate.json", "pass the signer's public key"
+    assert said.err == f"sordino: {what}; fix: {fix}, or restore both files\n"
 
 
 def test_a_run_that_was_forged_so_that_it_certifies_does_not_have_the_signature(fed: Path) -> None:

@@ -229,6 +229,7 @@ BEYOND = _items(
         "beyond-crossing beyond-crossing-again",
         "T = 100, five paired seeds; a client of FEMNIST is a tenth of a writer",
     ),
+    ("The user as the unit beside groups of records (FEMNIST)", "beyond-users", "logistic, T = 60, five paired seeds"),
 )
 
 COVERAGE: dict[str, tuple[Item, ...]] = {

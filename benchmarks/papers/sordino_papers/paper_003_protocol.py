@@ -8,8 +8,9 @@ show what the published ordering measures. `signal` and `noise` are the shares o
 
     signal = <mean with noise and mask, clean mean> / ||clean mean||^2,    noise = the same of the noise's energy
 
-Where a client's noise is far above its signal, a top_k of 40% leaves .87 of both (t = .84: P(|n| > t) + 2 t phi(t)):
-it is a shorter step, and a smaller C does the same soundly. That is the row "DP-FedSAM, C x .93".
+Where a client's noise is far above its signal, a top_k of 40% leaves .87 of the signal and of the noise's energy
+(t = .84: P(|n| > t) + 2 t phi(t)), so .93 of the noise's size: it takes more of the signal than of the noise. The row
+"DP-FedSAM, C x .93" has the same noise soundly, and .93 of the signal.
 """
 
 from __future__ import annotations

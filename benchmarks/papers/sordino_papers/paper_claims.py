@@ -174,6 +174,7 @@ SAM = Regime((64, 64), "003-mnist")
 SAM_CIFAR = Regime((64, 64), "003-cifar10-regime")
 SAM_PROTOCOL = Regime((64, 64), "003-protocol")
 SAM_MNIST = Regime((64, 64), "003-mnist-regime")
+SAM_BOTH = Regime((64, 64), "003-cifar10-regime, 003-mnist-regime")
 CIFAR = "CIFAR-10 at the paper's ratio, Dirichlet 0.6,"
 MNIST = tuple(f"MNIST at the paper's ratio, {skew}," for skew in ("Dirichlet 0.6", "Dirichlet 0.3", "iid"))
 
@@ -295,22 +296,20 @@ CLAIMS: tuple[PaperClaim, ...] = (
     PaperClaim("002", "Theorem 3: no distance is above the bound", ("Theorem 3",), None, "bound"),
     PaperClaim("002", "Corollary 5.1: with Laplace noise a finite T is best", ("Corollary 5.1",), None, "finite"),
     # ---- 003 ----
-    PaperClaim("003", "Table 1: DP-FedSAM beats DP-FedAvg in test accuracy (CIFAR-10)",
-               (f"{CIFAR} DP-FedSAM beats DP-FedAvg",), SAM_CIFAR, "+4 to +6", "Table 1: DP-FedSAM beats DP-FedAvg",
-               "tuned, rho goes to the least tried", own_setting="CIFAR-10 at 16x16, d = 464,170, 10 of 100 clients, T = 60",
-               beside=f"{MNIST[0]} DP-FedSAM beats"),
-    PaperClaim("003", "Table 1: top_k beats DP-FedSAM (the best sound form)", (f"{CIFAR} top_k",), SAM_CIFAR, "+.9 to +3.2",
-               "Table 1: top_k improves DP-FedSAM", "the published top_k masks its own noise: not private (003-protocol)",
-               own_setting="a sound form, the same task"),
+    PaperClaim("003", "Table 1: DP-FedSAM gains 4 points and more on DP-FedAvg (CIFAR-10; MNIST, three splits)",
+               tuple(f"{one} DP-FedSAM gains" for one in (CIFAR, *MNIST)), SAM_BOTH, "+4 to +6", "Table 1: DP-FedSAM gains 4 points on DP-FedAvg",
+               "tuned on held-out images, rho is the least that was tried; whether it gains at all is on the page",
+               own_setting="CIFAR-10 at 16x16 with 5 local steps, MNIST with 60"),
+    PaperClaim("003", "Table 1: DP-FedSAM gains on DP-FedAvg at all (the same runs)",
+               tuple(f"{one} DP-FedSAM beats DP-FedAvg" for one in (CIFAR, *MNIST)), SAM_BOTH, "+4 to +6"),
+    PaperClaim("003", "Table 1: top_k beats DP-FedSAM (the best sound form; CIFAR-10, MNIST)", tuple(f"{one} top_k" for one in (CIFAR, MNIST[0])),
+               SAM_BOTH, "+.9 to +3.2", "Table 1: top_k improves DP-FedSAM",
+               "the published top_k masks its own noise: not private (003-protocol)", own_setting="a sound form, the same tasks"),
     PaperClaim("003", "Table 1: DP-FedSAM beats Fed-SMP-rand_k", (f"{CIFAR} DP-FedSAM beats Fed-SMP",), SAM_CIFAR, "+2.8 to +5.8"),
     PaperClaim("003", "Figure 4: DP-FedSAM has the smaller updates (CIFAR-10)", (f"{CIFAR} DP-FedSAM has the smaller updates",), SAM_CIFAR, "smaller"),
     PaperClaim("003", "Figures 1, 3: DP-FedSAM lies flatter (CIFAR-10)", (f"{CIFAR} DP-FedSAM lies flatter",), SAM_CIFAR, "flatter"),
     PaperClaim("003", "Table 4: DP-FedSAM has the smaller gap between train and test (CIFAR-10)", (f"{CIFAR} DP-FedSAM has the smaller gap",), SAM_CIFAR,
                "smaller"),
-    PaperClaim("003", "Table 1 on MNIST at the paper's ratio, 60 local steps: DP-FedSAM beats DP-FedAvg, three splits",
-               tuple(f"{one} DP-FedSAM beats" for one in MNIST), SAM_MNIST, "+4 to +6 (CIFAR-10)"),
-    PaperClaim("003", "Table 1 on MNIST at the paper's ratio: top_k beats DP-FedSAM (the best sound form)",
-               (f"{MNIST[0]} top_k",), SAM_MNIST, "+.9 to +3.2 (CIFAR-10)"),
     PaperClaim("003", "Figure 4 on MNIST at the paper's ratio: DP-FedSAM has the smaller updates",
                tuple(f"{one} DP-FedSAM has the smaller updates" for one in MNIST), SAM_MNIST, "smaller"),
     PaperClaim("003", "Figures 1, 3 on MNIST at the paper's ratio: DP-FedSAM lies flatter",
@@ -321,7 +320,7 @@ CLAIMS: tuple[PaperClaim, ...] = (
                ("its protocol (not private), best round: DP-FedSAM beats",), SAM_PROTOCOL, "+4 to +6", own_setting="MNIST, C .2, rho .5"),
     PaperClaim("003", "Table 1 by its own protocol (not private, best round): top_k as published beats DP-FedSAM",
                ("its protocol (not private), best round: top_k as published",), SAM_PROTOCOL, "+.9 to +3.2",
-               cause="its mask takes signal and noise alike, a shorter step (columns signal and noise of 003-protocol)",
+               cause="its mask takes more of the signal than of the noise's size (columns signal and noise, which is energy, of 003-protocol)",
                beside="its protocol (not private), best round: a C smaller"),
     PaperClaim("003", "Table 1 on MNIST (003-mnist): DP-FedSAM beats DP-FedAvg",
                tuple(f"{skew}, DP-FedSAM beats DP-FedAvg" for skew in ("Dirichlet 0.6", "Dirichlet 0.3", "iid")), SAM,

@@ -207,6 +207,7 @@ OURS: dict[str, Callable[[], Span]] = {
     "003-mnist": sam_mnist,
     "003-cifar10-regime": sam_cifar,
     "003-mnist-regime": sam_mnist_regime,
+    "003-cifar10-regime, 003-mnist-regime": lambda: span([*sam_cifar(), *sam_mnist_regime()]),
     "003-protocol": sam_protocol,
     "004-protocol": partial(lssgd_protocol, *paper_004_protocol.NOISE),
     "004-protocol, Figure 4": partial(lssgd_protocol, 0.1, 0.2),

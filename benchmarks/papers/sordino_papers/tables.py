@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sordino_papers.beyond import TABLES as BEYOND
+from sordino_papers.beyond_users import STUDIES as BEYOND_USERS
 from sordino_papers.bounds import STUDIES as BOUNDS
 from sordino_papers.cells import Cell, Job, Table
 from sordino_papers.correlated import STUDIES as CORRELATED
@@ -83,6 +84,7 @@ STUDIES: tuple[Study, ...] = (
     *BOUNDS,
     *CORRELATED,
     *CROSSING,
+    *BEYOND_USERS,
 )
 
 __all__ = ["STUDIES", "TABLES", "Cell", "Job", "Study", "Table"]

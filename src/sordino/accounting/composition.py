@@ -166,7 +166,10 @@ def client_cost(clients: Sampler, release: Release, participation: Participation
     else:
         seen = Line("cohort", relation, _with_repeats(release, participation.patterns(clients), participation))
     models, hidden = replace(seen, adversary="models"), clients.amplifies and release.hides_cohort(clients)
-    if clients.random and hidden and not participation.end_reveals_cohorts:
+    hidden = hidden and clients.random and not participation.end_reveals_cohorts
+    if hidden and clients.keeps_bins:
+        models = Line("models", clients.relation, _kept_bins(clients, release, participation) or seen.entries)
+    elif hidden:
         rounds = clients.amplified_rounds(participation.distinct, participation.repeated)
         rounds += participation.unnamed if participation.repeats else 0
         models = Line("models", clients.relation, ((clients.amplify(release.event()), rounds),))
@@ -191,6 +194,14 @@ def _with_repeats(release: Release, allowed: Patterns, participation: Participat
     """
     entries, repeats = release.run_events(allowed), max(participation.repeats, len(participation.repeated))
     return (*entries, (release.repeated_event(allowed), repeats)) if release.correlated and repeats else entries
+
+
+def _kept_bins(clients: Sampler, release: Release, participation: Participation) -> Entries | None:
+    """Return the events of a run with kept bins, and one release without amplification for every repeated round."""
+    whole = release.kept_bins_event(clients.min_separation or 1, max(participation.distinct, 1))
+    repeats = max(participation.repeats, len(participation.repeated))
+    again = ((release.repeated_event(participation.patterns(clients)), repeats),) if repeats else ()
+    return None if whole is None else ((whole, 1), *again)
 
 
 def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *own: tuple[float, ...]) -> range:
@@ -320,16 +331,10 @@ def reads_of(clients: Sampler, local: LocalSolver, release: Release, participati
 
 
 def _read_again(local: LocalSolver, participation: Participation, steps: int, silo: int) -> int:
-    """Return the largest number of additional reads of one record in repeated rounds.
-
-    Steps of one epoch read disjoint records, so only the most repeated step of each epoch counts.
-    """
+    """Return the largest number of additional reads of one record in repeated rounds."""
     reads, unnamed = _record_sampler(local), participation.unnamed
     times = Counter(step for t in participation.repeated for step in range(t * steps, (t + 1) * steps))
-    most: Counter[int] = Counter()
-    for step, count in times.items():
-        most |= Counter({reads.epoch(step, silo): count})
-    return most.total() + (unnamed * reads.max_repeated_reads(steps, silo) if unnamed else 0)
+    return reads.reads_again(times, silo) + (unnamed * reads.max_repeated_reads(steps, silo) if unnamed else 0)
 
 
 # ---- number of rounds in which independent sampling includes one client ----------------------------------------------

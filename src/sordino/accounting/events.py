@@ -289,6 +289,64 @@ class Allocated(_Amplified, kind="allocated"):
 
 
 @dataclass(frozen=True)
+class KeptBins(Event, kind="kept_bins"):
+    """Kept bins: a whole run in which each unit has one secret bin of `bins`, kept in all passes.
+
+    `event` is the run for one who knows the bin. For every k the run is dominated by a Gaussian release of noise
+    multiplier shared[k] (inf: none) beside one pass of random allocation onto kept[k] bins with own[k]
+    (`accounting.kept_bins`).
+
+    Guarantee: add/remove or zero out one unit; the adversary sees no cohort. For replace-one the run costs `event`: the
+    bin is the same for both neighbours, and delta is jointly convex.
+    """
+
+    bins: int
+    event: GaussianNoise
+    kept: tuple[int, ...]
+    own: tuple[float, ...]
+    shared: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        alike = len(self.kept) == len(self.own) == len(self.shared)
+        if not alike or not all(2 <= n <= self.bins <= allocation.MOST_BINS for n in self.kept):
+            found = f"an event of {brief_repr(self.bins)} kept bins with choices {brief_repr(self.kept)}"
+            raise ConfigError(found, "choices from 2 to the number of bins, each with two noise multipliers")
+        if not all(z > 0 for z in (*self.own, *self.shared)):
+            raise ConfigError("an event of kept bins without noise", "noise multipliers above 0")
+
+    @property
+    def inclusion(self) -> float:  # type: ignore[override]
+        return 1 / self.bins
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        found = list(self.event.pairs(relation, share))
+        if relation == "replace_one":
+            return tuple(found)
+        for n, own, shared in zip(self.kept, self.own, self.shared, strict=True):
+            if 1 / own > allocation.MOST_MU:
+                continue
+            one = allocation.allocated(n, 1 / own)
+            if shared < math.inf:
+                beside = pairs.Gauss(1 / shared)
+                one = Orders(pairs.Both(beside, one.removed), pairs.Both(beside, one.added))
+            found.append(one)
+        return tuple(found[1:] or found)  # without amplification only if nothing else is there
+
+    def mu(self, relation: Relation) -> float:
+        return self.event.mu(relation)
+
+    def renyi(self, relation: Relation) -> Array | None:
+        """Return the divergences for one who knows the bin: a bound, since they are jointly quasi-convex."""
+        return self.event.renyi(relation)
+
+    def clt_mu_squared(self, relation: Relation) -> float | None:
+        """Return the least 1 / shared^2 + (exp(1 / own^2) - 1) / n of all choices: the variance of dP/dQ under Q."""
+        ways = zip(self.kept, self.own, self.shared, strict=True)
+        found = [shared**-2.0 + math.expm1(min(own**-2.0, 100.0)) / n for n, own, shared in ways]
+        return min(found, default=self.event.clt_mu_squared(relation))
+
+
+@dataclass(frozen=True)
 class PubliclySampled(Event, kind="publicly_sampled"):
     """Sampling of `event` that the adversary sees: a round includes the unit with probability `rate`.
 

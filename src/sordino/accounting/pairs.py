@@ -41,6 +41,11 @@ class Pair(ABC):
     def tails(self, losses: Array) -> Tails:
         """Return log P(L > l) and log Q(L > l) for each l in `losses`."""
 
+    @property
+    def factors(self) -> tuple[Pair, ...]:
+        """The pairs whose product this is: itself, unless it is a product."""
+        return (self,)
+
     def atoms(self) -> tuple[Array, Array, float] | None:
         """Return the finite losses in ascending order, upper bounds on their P-probabilities, and one for infinity.
 
@@ -73,6 +78,37 @@ class Gauss(Pair):
         with np.errstate(over="ignore"):
             away = losses / self.mu
         return log_ndtr(self.mu / 2 - away), log_ndtr(-self.mu / 2 - away)
+
+
+@dataclass(frozen=True)
+class Both(Pair):
+    """Product of a Gaussian pair and a pair with atoms: the adversary sees both outcomes, and the losses add up.
+
+    The accountant composes the two as separate releases (`factors`)."""
+
+    first: Gauss
+    second: Pair
+
+    @property
+    def factors(self) -> tuple[Pair, ...]:
+        return self.first, self.second
+
+    def tails(self, losses: Array) -> Tails:
+        """Return the log tails: those of `first` at l minus each atom of `second`, averaged."""
+        found = self.second.atoms()
+        if found is None:
+            raise SideConditionError(f"a product with {self.second}", "a second pair that is a list of outcomes")
+        values, masses, infinite = found
+        with np.errstate(divide="ignore", over="ignore"):
+            logs = np.log(masses), np.log(masses) - values
+        both = [np.full(len(losses), -np.inf), np.full(len(losses), -np.inf)]
+        for k in range(0, len(values), 64):
+            inner = self.first.tails(losses[:, None] - values[k : k + 64])
+            for place in (0, 1):
+                both[place] = np.logaddexp(
+                    both[place], np.logaddexp.reduce(inner[place] + logs[place][k : k + 64], axis=1)
+                )
+        return np.minimum(np.logaddexp(both[0], math.log(max(infinite, 1e-300))), 0.0), np.minimum(both[1], 0.0)
 
 
 @dataclass(frozen=True)
@@ -133,7 +169,7 @@ def inner_loss(losses: Array, rate: float) -> Array:
 
 @dataclass(frozen=True)
 class _Sampled(Pair):
-    """Base of pairs that mix the distributions of `inner` with weight `rate`."""
+    """Base of pairs of a release that includes the unit with probability `rate`; `inner` is without sampling."""
 
     rate: float
     inner: Pair

@@ -35,6 +35,7 @@ from sordino.engines.checks import noised_histogram
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.loop import noised_mean
 from sordino.parts.mechanisms import Mechanism, Preparation, Values
+from sordino.parts.record_samplers import batch_stream
 from sordino.parts.releases import Forward, NoNoise, Release
 from sordino.parts.samplers import Everyone, draw_seeded, separation_guard
 from sordino.parts.server_optimizers import Sgd
@@ -332,7 +333,7 @@ class Sequence:
             if reads is None:
                 found[t, came] = 1.0
             elif 0 in came:
-                found[t, reads.draw(t, 0, reads.size(0), streams.at(t, "batches", 0))] = 1.0
+                found[t, reads.draw(t, 0, reads.size(0), batch_stream(reads, streams, t, 0))] = 1.0
         return found
 
     def released(self, sums: Array, streams: Streams) -> Array:

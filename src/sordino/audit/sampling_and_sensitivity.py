@@ -29,7 +29,7 @@ from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess, public_update
 from sordino.engines.objectives import Path
 from sordino.errors import UserError
-from sordino.parts.record_samplers import SamplingLaw
+from sordino.parts.record_samplers import SamplingLaw, batch_stream
 from sordino.parts.samplers import Cohort, Everyone, draw_seeded
 from sordino.plan import Plan
 from sordino.rng import Seeded
@@ -69,7 +69,9 @@ def cohort_tests(plan: Plan, seed: int = 0) -> list[Finding]:
     seeds = _seeds(seed, law.population, length)
     drawn = [[draw_seeded(plan.clients, Seeded(own), t) for t in range(length)] for own in seeds]
     accounted = _accounted_rate("cohort", law, plan.release.event(), plan.clients.amplify(plan.release.event()))
-    return [*sampling_tests(Draws("cohort", law, drawn)), *([accounted] if plan.clients.amplifies else [])]
+    found = [*sampling_tests(Draws("cohort", law, drawn)), *([accounted] if plan.clients.amplifies else [])]
+    secret = not_examined("cohort: secret bins", "that bins are uniform, independent and secret is not tested")
+    return [*found, secret] if plan.clients.keeps_bins else found
 
 
 def batch_tests(plan: Plan, seed: int = 0) -> list[Finding]:
@@ -78,7 +80,7 @@ def batch_tests(plan: Plan, seed: int = 0) -> list[Finding]:
     if reads is None:
         return []
     silo = int(np.argmin([reads.size(each) for each in range(plan.clients.population)]))
-    law, length = reads.law(silo), max(1, min(LENGTH, plan.rounds))
+    law, length = reads.law(silo), max(1, min(max(LENGTH, 2 * reads.pass_rounds), plan.rounds))
     if law is None:
         return [_not_stated("batch", "record sampler", reads.kind)]
     steps, event = 1, plan.release.event()
@@ -86,7 +88,7 @@ def batch_tests(plan: Plan, seed: int = 0) -> list[Finding]:
         steps, event = bound.count, plan.local.own_event(silo)
     drawn: list[list[Draw]] = []
     for own in _seeds(seed, law.population, length * steps):
-        streams = [Seeded(own).at(t, "batches", silo) for t in range(length)]
+        streams = [batch_stream(reads, Seeded(own), t, silo) for t in range(length)]
         picked = [plan.local.indices(law.population, rng, t, silo) for t, rng in enumerate(streams)]
         drawn.append([row[row >= 0] for rows in picked for row in rows])
     accounted = _accounted_rate("batch", law, event, reads.amplify(event, silo))
@@ -347,7 +349,7 @@ def _drawn_rounds(plan: Plan, seed: int) -> Iterator[tuple[int, Seeded, Cohort, 
             yield t, streams, cohort, int(cohort[0])
         elif len(cohort) and reads is not None:
             first = int(cohort[0])
-            drawn = plan.local.indices(reads.size(first), streams.at(t, "batches", first), t, first).ravel()
+            drawn = plan.local.indices(reads.size(first), batch_stream(reads, streams, t, first), t, first).ravel()
             drawn = drawn[drawn >= 0]
             if len(drawn):
                 yield t, streams, cohort, sum(reads.size(silo) for silo in range(first)) + int(drawn[0])

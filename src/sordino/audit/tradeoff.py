@@ -57,9 +57,10 @@ class Limit:
 
 
 def separation(power: Array, false: Array) -> Array:
-    """Return Phi^-1(power) - Phi^-1(false), the mu of Gaussian DP at one point (Dong, Roth, Su 2022, Definition 3).
+    """Return Phi^-1(power) - Phi^-1(false), the mu of Gaussian DP that a test with these error rates proves.
 
-    It is 0 if `false` is 0 or 1 or `power` is 0, and otherwise infinite for power 1.
+    `false` is the test's false-alarm rate (Dong, Roth, Su 2022, Definition 3). The result is 0 if `false` is 0 or 1 or
+    `power` is 0, and otherwise infinite for power 1.
     """
     inside = (false > 0) & (false < 1) & (power > 0)
     a, b = np.where(inside, power, 0.5), np.where(inside, false, 0.5)
@@ -134,8 +135,8 @@ def statistics(there: Array, gone: Array) -> dict[str, Statistic]:
     shift            optimal for noise of a known scale, also if some trials have no noise
     shift / spread   for a noise scale that varies between trials and can be estimated from the spread
     spread, -spread  for a noise scale that depends on the client
-    learned          log((n_there + 1) / (n_gone + 1)), with the sample counts of the trial's cell in a grid of
-                     quantiles of both features
+    learned          log((n + 1) / (m + 1)), where n samples with and m without the client are in the trial's cell of a
+                     grid of quantiles of both features
     """
     centre, shape, pool = float(np.median(gone[:, 0])), (48, 12), np.concatenate([there, gone])
     edges = [np.quantile(pool[:, i], np.linspace(0, 1, k + 1)[1:-1]) for i, k in enumerate(shape)]

@@ -39,6 +39,7 @@ from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.errors import DataError
 from sordino.loop import noised_mean, run
+from sordino.parts.record_samplers import batch_stream
 from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
@@ -241,10 +242,11 @@ def _drawn_canaries(plan: Plan, planted: Planted, job: ClientJob, streams: Seede
     if plan.unit == "client":
         return np.isin(planted.places, job.cohort) & (planted.inside | planted.replaced)
     held, t = planted.task.clients, job.public.t
+    own = {int(c): batch_stream(plan.local.reads, streams, t, int(c)) for c in job.cohort}
     rows = [
-        held.rows(int(c))[picked[picked >= 0]]
-        for c in job.cohort
-        for picked in plan.local.indices(held.size(int(c)), streams.at(t, "batches", int(c)), t, int(c))
+        held.rows(c)[picked[picked >= 0]]
+        for c, rng in own.items()
+        for picked in plan.local.indices(held.size(c), rng, t, c)
     ]
     first = len(held.records.x) - len(planted.alone.clients.records.x)
     mine = first + np.arange(len(planted.inside)) + np.where(planted.inside, 0, len(planted.inside))

@@ -33,6 +33,7 @@ BEGAN_FROM = (
 )
 IN_MEMORY = "the rounds were counted in memory by the process that ran them: no file proves that there were no others"
 ALLOCATED = "the allocation of the present pass (the secret part of checkpoints) was shown to nobody"
+KEPT = "the clients' bins (the secret part of checkpoints), and the cohort of any round, were shown to nobody"
 SHARED = "the noise state of earlier rounds (the secret part of checkpoints) was shown to nobody"
 
 
@@ -56,7 +57,8 @@ def assumptions_of_run(
 
 def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Facts) -> list[str]:
     release, reads = plan.release, plan.local.reads
-    shared = [SHARED] if release.correlated else [ALLOCATED] if plan.clients.pass_rounds > 1 else []
+    kept = [KEPT] if plan.clients.keeps_bins else [ALLOCATED] if plan.clients.pass_rounds > 1 else []
+    shared = [*([SHARED] if release.correlated else []), *kept]
     provided = [f"the engine provides {need}" for need in sorted(release.needs)]
     if reads is not None:
         words = SILO if facts.loop is None else USERS if facts.loop.users else LOOP  # a loop has no silo
@@ -64,7 +66,7 @@ def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Fact
         said = [row, f"{words['public']} {_declared(facts.public)}"]
         if reads.relation == "add_remove":
             said.append(words["rates"])
-        if not reads.disjoint and reads.amplify(GaussianNoise(1.0), 0) != GaussianNoise(1.0):
+        if reads.amplify(GaussianNoise(1.0), 0) != GaussianNoise(1.0):
             said.append(words["draws"])
         if "messages" not in release.sees:
             said.append(words["sum"])

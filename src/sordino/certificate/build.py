@@ -43,8 +43,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     summed, near = _secure_sum(plan, facts, counts)
     lines = {who: _guarantee(who, cost.of(who), facts, near) for who in ADVERSARIES}
     behind = Together.of(cost, facts.delta, facts.earlier)
-    main, others = lines["models"], sorted({*codec.foreign(plan), *facts.foreign})
-    reads = plan.local.reads
+    main, others, reads = lines["models"], sorted({*codec.foreign(plan), *facts.foreign}), plan.local.reads
     return {
         "format": FORMAT,
         "epsilon": main["epsilon"],
@@ -180,11 +179,8 @@ def check_epsilons(made: Mapping[str, Any]) -> None:
     """Raise `CertificateError` unless every epsilon of a certificate follows from its events, relation and delta."""
     near = 0.0 if made["secure_sum"] is None else float(made["secure_sum"]["distance"])
     for line in made["adversaries"]:
-        field, distance = (
-            f"epsilon of the adversary {line['adversary']!r}",
-            0.0 if line["adversary"] == "messages" else near,
-        )
-        computed = []
+        who, computed = line["adversary"], []
+        field, distance = f"epsilon of the adversary {who!r}", 0.0 if who == "messages" else near
         for entry in line.get("silos", [line]):
             entries = tuple((codec.read(Event, one["event"], "event"), one["count"]) for one in entry["events"])
             computed.append(_proved(Line("models", entry["relation"], entries), entry["delta"], distance).value)
@@ -193,12 +189,14 @@ def check_epsilons(made: Mapping[str, Any]) -> None:
     first = made["adversaries"][0]
     for name in ("epsilon", "delta", "relation"):
         if made[name] != first[name]:
-            raise CertificateError(name, f"{name} is {made[name]!r}, but {first[name]!r} for the first adversary")
+            what = f"{name} is {made[name]!r}, but {first[name]!r} for the first adversary"
+            raise CertificateError(name, f"{what}; fix: restore the unchanged certificate")
 
 
 def _check_same(field: str, stored: float | None, computed: float | None) -> None:
     if stored != computed:
-        raise CertificateError(field, f"{field} is {stored}, but its events give {computed}")
+        what = f"{field} is {stored}, but its events give {computed}"
+        raise CertificateError(field, f"{what}; fix: restore the unchanged certificate")
 
 
 def denominator(plan: Plan) -> float | str:

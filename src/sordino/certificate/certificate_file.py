@@ -119,8 +119,8 @@ def _read_key(file: Path) -> bytes:
 def sign(target: Path, key: Ed25519PrivateKey) -> None:
     """Add a signature to certificate.sig beside certificate.json in a folder, or to NAME.sig beside a file NAME.json.
 
-    One line for each signer: the signature and the public key, both in base64. Lines that do not sign the certificate
-    as it is now are dropped.
+    The file has one line for each signer: the signature and the public key, both in base64. Lines with signatures of
+    an earlier content of the certificate are dropped.
     """
     file = _signed(target)
     data, public, path = durable_files.read(file), key.public_key(), file.with_suffix(".sig")
@@ -130,13 +130,14 @@ def sign(target: Path, key: Ed25519PrivateKey) -> None:
 
 
 def check_signature(target: Path, key: Ed25519PublicKey) -> int:
-    """Return the number of signatures if one of them is this key's of the certificate's bytes; else refuse."""
+    """Return the number of signatures of a certificate; refuse it if none of them was made with this key."""
     file = _signed(target)
     path, data = file.with_suffix(".sig"), durable_files.read(file)
     lines = durable_files.read(path).decode("utf-8", "replace").splitlines()
     if not any(_signs(line.split(), data, key) for line in lines):
-        said = "this key's signature" if len(lines) < 2 else f"a signature of this key, among its {len(lines)}"
-        raise CertificateError(path.name, f"{path.name} is not {said} of {file.name}")
+        what = "this key's signature" if len(lines) < 2 else f"a signature of this key, among its {len(lines)},"
+        fix = "pass the signer's public key, or restore both files"
+        raise CertificateError(path.name, f"{path.name} is not {what} of {file.name}; fix: {fix}")
     return len(lines)
 
 

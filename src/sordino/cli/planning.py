@@ -19,13 +19,15 @@ from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
     from sordino.config import Config
+    from sordino.parts.releases import Release
+    from sordino.parts.samplers import Sampler
     from sordino.plan import Plan
 
 CERTIFIED = (
     "epsilon", "delta", "unit", "relation", "own_code", "adversaries", "sampler", "trust", "silos", "clip",
     "denominator", "plan_sha256",
 )  # fmt: skip
-SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle", "allocation")
+SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle", "allocation", "kept_bins")
 FREE = ("noise_multiplier", "rounds", "cohort")
 SMOOTHING_PAYS = 18.0  # noise to signal from which Laplacian smoothing gains accuracy on CNNs: docs/papers.md
 
@@ -158,7 +160,9 @@ def _epsilon(line: dict[str, Any]) -> str:
 
 @app.command()
 def epsilon(
-    sampler: Annotated[str, typer.Option(help="poisson | fixed | full | roundrobin | shuffle | allocation")],
+    sampler: Annotated[
+        str, typer.Option(help="poisson | fixed | full | roundrobin | shuffle | allocation | kept_bins")
+    ],
     population: Annotated[
         int | None, typer.Option(help="Number of clients (shuffle: number of reports; allocation: for delta alone).")
     ] = None,
@@ -169,19 +173,27 @@ def epsilon(
     mechanism: Annotated[str, typer.Option(help="gaussian | laplace")] = "gaussian",
     epsilon0: Annotated[float | None, typer.Option(help="shuffle: epsilon of one message.")] = None,
     cap: Annotated[int | None, typer.Option(help="poisson: most clients a round keeps.")] = None,
-    bins: Annotated[int | None, typer.Option(help="allocation: rounds of a pass; each client is in one.")] = None,
-    passes: Annotated[int | None, typer.Option(help="allocation: number of passes, in place of --rounds.")] = None,
+    bins: Annotated[
+        int | None, typer.Option(help="allocation, kept_bins: rounds of a pass; each client is in one.")
+    ] = None,
+    passes: Annotated[
+        int | None, typer.Option(help="allocation, kept_bins: number of passes, in place of --rounds.")
+    ] = None,
+    bands: Annotated[int | None, typer.Option(help="kept_bins: bands of the correlated noise; 1: independent.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Compute the epsilon of a sampler, a noise and a number of rounds."""
-    if sampler == "allocation":
+    if bands is not None and sampler != "kept_bins":
+        given, fix = f"--bands with --sampler {sampler}", "remove it, or use --sampler kept_bins"
+        raise ConfigError(given, "--bands with --sampler kept_bins only", fix)
+    if sampler in ("allocation", "kept_bins"):
         if bins is None:
             raise ConfigError("no --bins", "the number of rounds in a pass", "add --bins 10")
         rounds = rounds if passes is None else passes * bins
         population = bins if population is None and delta is not None else population
     elif bins is not None or passes is not None:
         given, fix = f"--bins or --passes with --sampler {sampler}", "remove them, or use --sampler allocation"
-        raise ConfigError(given, "--bins and --passes with --sampler allocation only", fix)
+        raise ConfigError(given, "--bins and --passes with --sampler allocation or kept_bins only", fix)
     if population is None:
         raise ConfigError("no --population", "the number of clients", "add --population 1000")
     for option, value in (("population", population), ("rounds", rounds)):
@@ -189,14 +201,16 @@ def epsilon(
             raise ConfigError(f"--{option} {value}", "at least 1", f"correct --{option}")
     delta = accountant.default_delta(population) if delta is None else delta
     accountant.check_delta(delta, population, override=True)
-    found = epsilon_of(sampler, population, rounds, delta, cohort, noise_multiplier, mechanism, epsilon0, cap, bins)
+    found = epsilon_of(
+        sampler, population, rounds, delta, cohort, noise_multiplier, mechanism, epsilon0, cap, bins, bands
+    )
     output(as_json, found, epsilon_text(found))
 
 
 def epsilon_of(
     sampler: str, population: int, rounds: int, delta: float, cohort: float | None = None,
     noise_multiplier: float | None = None, mechanism: str = "gaussian", epsilon0: float | None = None,
-    cap: int | None = None, bins: int | None = None,
+    cap: int | None = None, bins: int | None = None, bands: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return epsilon against an adversary who sees the released models, and against one who also sees the cohorts.
 
@@ -205,7 +219,6 @@ def epsilon_of(
     from sordino.accounting.composition import Line, Participation, client_cost
     from sordino.accounting.events import Approximate, Event, Shuffled
     from sordino.certificate.build import line_entry
-    from sordino.parts import samplers
     from sordino.parts.mechanisms import Gaussian, Laplace
     from sordino.parts.releases import CentralNoise
 
@@ -227,23 +240,44 @@ def epsilon_of(
     elif noise is None:
         raise ConfigError("no --noise-multiplier", "the ratio noise scale / clip norm", "add --noise-multiplier 1.0")
     else:
-        if sampler == "full":
-            clients: samplers.Sampler = samplers.Everyone(population)
-        elif sampler == "allocation":
-            clients = samplers.RandomAllocation(population, bins or 0)
-        elif cohort is None:
-            needed = "the number of clients in a round (for poisson: on average)"
-            raise ConfigError("no --cohort", needed, "add --cohort 100")
-        elif sampler == "poisson":
-            clients = samplers.Poisson(population, cohort / population, cap)
-        elif not float(cohort).is_integer():
-            raise ConfigError(f"--cohort {cohort}", f"a whole number for --sampler {sampler}", "round --cohort")
-        else:
-            clients = (samplers.FixedSize if sampler == "fixed" else samplers.RoundRobin)(population, int(cohort))
-        cost = client_cost(clients, CentralNoise(noise), Participation.planned(clients, rounds))
+        clients = client_sampler(sampler, population, cohort, cap, bins)
+        release = CentralNoise(noise) if bands is None else banded(noise.noise_multiplier, bands, clients, rounds)
+        cost = client_cost(clients, release, Participation.planned(clients, rounds))
         lines = [cost.line("models"), cost.line("cohort")]
     each = [{"adversary": line.adversary, **line_entry(line, delta)} for line in lines]
     return {**each[0], "unit": "client", "accountant": accountant.VERSION, "adversaries": each}
+
+
+def client_sampler(
+    sampler: str, population: int, cohort: float | None, cap: int | None = None, bins: int | None = None
+) -> Sampler:
+    """Return the sampler that the options of `sordino epsilon` name."""
+    from sordino.parts import samplers
+
+    if sampler == "full":
+        return samplers.Everyone(population)
+    if sampler in ("allocation", "kept_bins"):
+        kind = samplers.RandomAllocation if sampler == "allocation" else samplers.KeptBins
+        return kind(population, bins or 0)
+    if cohort is None:
+        needed = "the number of clients in a round (for poisson: on average)"
+        raise ConfigError("no --cohort", needed, "add --cohort 100")
+    if sampler == "poisson":
+        return samplers.Poisson(population, cohort / population, cap)
+    if not float(cohort).is_integer():
+        raise ConfigError(f"--cohort {cohort}", f"a whole number for --sampler {sampler}", "round --cohort")
+    return (samplers.FixedSize if sampler == "fixed" else samplers.RoundRobin)(population, int(cohort))
+
+
+def banded(noise_multiplier: float, bands: int, clients: Sampler, rounds: int) -> Release:
+    """Return correlated noise whose bands are optimised for the mean of the models of all rounds."""
+    from sordino.accounting.sensitivity import Patterns
+    from sordino.parts.correlated_noise import CorrelatedNoise
+    from sordino.parts.mechanisms import Gaussian
+    from sordino.parts.strategies import Banded
+
+    allowed = Patterns(rounds, clients.max_participations(rounds), clients.min_separation or 1, clients.periodic)
+    return CorrelatedNoise(Gaussian(noise_multiplier), Banded(bands)).fitted(lambda: allowed, lambda: np.ones(rounds))
 
 
 def epsilon_text(found: dict[str, Any]) -> str:

@@ -267,7 +267,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def overridden(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration table with changed values; `plan.` keys change the plan that a recipe builds."""
+    """Return the configuration table with changed values; a key such as plan.rounds changes the plan of a recipe."""
     known = ["recipe", *(part.name for part in fields(Config))]
     later = [key for key in changes if key.startswith("plan.") and "recipe" in table]
     data = dict(table)

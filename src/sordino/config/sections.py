@@ -212,13 +212,13 @@ class RunSpec:
 class FederationSpec:
     """Section [federation] of a configuration file: the silos of a run over a network, and how they are asked.
 
-    `silos` are the names under which nodes are registered, in the order in which the plan counts its clients. A round
-    of fewer than `quorum` reports (default: all that it asks) is asked again, `tries` times in all, each `timeout`
-    seconds long. The server has no records: `inputs` and `classes` say what the model reads and tells apart (0: a
-    number; default: 2), unless [task.options] declares the columns of a table. `test` names a file of public rows, if
-    there is one: an .npz with x and y, or a table. `simulated`: all silos' rows are those of [task], on this machine.
-    `keys` pins every silo's public node key (an OpenSSH line, ECDSA): answers, and members of a secure sum, signed by
-    another key are refused. `project` is a name for people, in the silos' ledgers and logs.
+    Nothing here changes the guarantee. `silos` are the names under which nodes are registered, in the order of the
+    plan's clients. A round with fewer than `quorum` reports (default: all silos of the round) is tried again, `tries`
+    times in all, each `timeout` seconds long. The server has no records, so `inputs` is the shape of a record and
+    `classes` the number of classes (0: real targets; default: 2), unless [task.options] declares the columns of a
+    table. `test` is a file of public rows: an .npz with x and y, or a table. With `simulated`, all silos' rows are
+    those of [task], on this machine. `keys` are the silos' public node keys (an OpenSSH line, ECDSA): messages signed
+    by another key are refused. `project` is the run's name in the silos' ledgers and logs.
     """
 
     silos: tuple[str, ...]
@@ -236,7 +236,7 @@ class FederationSpec:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w .,:-]{0,80}", self.project):
             needed = "at most 80 letters, digits, spaces and . , : - _"
-            raise ConfigError(f"[federation] project = {self.project[:90]!r}", needed)
+            raise ConfigError(f"[federation] project = {self.project[:90]!r}", needed, "change project")
         wrong = next((name for name in self.silos if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name)), None)
         if wrong is not None:
             needed = "a name of at most 64 letters, digits, - and _"

@@ -14,6 +14,7 @@ the folder of a run has; a signature states who is responsible. Called by dpsgd/
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -40,6 +41,7 @@ from sordino.ledger.totals import Item, Statement
 from sordino.plan import Plan
 from sordino.version import versions
 
+_LOG = logging.getLogger("sordino")
 ELSEWHERE = "0" * 32  # process name for steps that are in the ledger and in no checkpoint
 
 
@@ -100,6 +102,12 @@ class Account:
         _CHARGED_HERE.setdefault(self.run, {})[self.own] = self.taken
         return number
 
+    def forfeit(self, count: int) -> None:
+        """Charge steps that are not taken: the rest of a pass whose allocation another process, or a copy, holds."""
+        _LOG.warning("%d steps, the rest of a pass that was begun elsewhere, are charged and not taken", count)
+        for _ in range(count):
+            self.charge()
+
     def charge_preparation(self) -> None:
         """Charge the releases of the records' mean and scale (`prepare=`) before their noise is drawn."""
         if self.ledger is not None:
@@ -134,7 +142,7 @@ class Account:
         for counts in (record.taken, {name: table[name] for name, table in here.items()}):
             for name, count in counts.items():
                 found[name] = max(found.get(name, 0), count)
-        if self.settings.plan.release.scheduled:
+        if self.settings.plan.release.scheduled or self.settings.records.pass_rounds > 1:
             _check_one_history(found, [self.taken, record.taken, *here.values()])
         if self.ledger is not None:
             known = self.ledger.known_steps(*{record.run, *([self.run] if self.steps else [])})
@@ -314,14 +322,17 @@ class LedgerAccount:
 
 
 def _check_one_history(joined: dict[str, int], histories: Sequence[dict[str, int]]) -> None:
-    """Refuse, under scheduled noise, a joined count that is not the count of one run from its first step on.
+    """Refuse, under scheduled noise or random allocation, a joined count that is not that of one run from its first
+    step on.
 
-    Two copies of a run that both continued took the same step numbers twice, with the noise of these numbers; the
-    joined count would charge the second time with the noise of later steps.
+    Two copies of a run that both continued took the same step numbers twice, with the noise of these numbers, or in
+    passes of their own; the joined count would charge the noise of later steps, or fewer passes.
     """
     if not any(all(own.get(name, 0) == count for name, count in joined.items()) for own in histories):
-        found = "a checkpoint of a copy of this run, both of which continued, under scheduled noise"
-        needed = "every step taken once: the noise of a step depends on its number"
+        found = (
+            "a checkpoint of a copy of this run, both of which continued, under scheduled noise or random allocation"
+        )
+        needed = "every step taken once: the noise of a step, or its pass, depends on its number"
         raise ConfigError(found, needed, "load the newest checkpoint of one of the two into a new process")
 
 

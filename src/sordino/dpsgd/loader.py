@@ -40,7 +40,7 @@ from sordino.dpsgd.standardise import Standardiser
 from sordino.dpsgd.users import Batch, Owners, Users
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import BY_CONSTRUCTION, TRUSTED, Grade
-from sordino.rng import Streams, at_global_rng_state, forked_rng, global_rng_state
+from sordino.rng import Streams, at_global_rng_state, forked_rng, global_rng_state, secure_generator
 
 TRIED = 4  # records that a collate_fn is tried on
 _FAILS = (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError)
@@ -312,11 +312,19 @@ class BatchSampler(Sampler[list[int]]):
         self.drawn: deque[BatchPiece] = deque()  # in the order in which the pieces come back
         self.batches: dict[int, list[int]] = {}  # whose step is still to come
         self.next_step, self.last_read = -1, np.zeros(0, dtype=np.int64)  # the step that last read each record
+        self.keys, self.owner = dict[int, int](), ("", 0)  # secret keys of passes, and the loop and process that drew
 
     def __len__(self) -> int:
         return self.account.settings.per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
+        self._drop_copied_keys()
+        bins = self.account.settings.records.pass_rounds
+        number, place = divmod(self.account.steps, bins)
+        if (
+            place and number not in self.keys
+        ):  # resumed, or copied: this pass has other batches than its first steps had
+            self.account.forfeit(bins - place)
         first = self.account.steps
         for t in range(first, first + len(self)):
             pieces = self._pieces(self.rows(t))
@@ -330,7 +338,8 @@ class BatchSampler(Sampler[list[int]]):
         return [(piece, None) for piece in self.account.ranks.own_pieces(drawn, self.max_size)]
 
     def rows(self, t: int) -> list[int]:
-        """Return the row numbers (or users) of step t; they are drawn once, so that a loop cannot redraw a batch."""
+        """Return the row numbers (or users) of step t, drawn only once, so that a loop cannot redraw a batch."""
+        self._drop_copied_keys()
         if t not in self.batches:
             self.batches = {other: rows for other, rows in self.batches.items() if other >= self.account.steps}
             self.batches[t] = self._draw(t).tolist()
@@ -339,7 +348,26 @@ class BatchSampler(Sampler[list[int]]):
 
     def _draw(self, t: int) -> NDArray[np.int64]:
         records = self.account.settings.records
-        return records.draw(t, 0, records.size(0), self.streams.at(t, "batches"))
+        rng = self.streams.at(t, "batches") if records.pass_rounds == 1 else self._pass_generator(t)
+        return records.draw(t, 0, records.size(0), rng)
+
+    def _drop_copied_keys(self) -> None:
+        """Forget the allocation of a loop that this one is a copy of: two loops in one pass would release it twice."""
+        owner = (self.account.own, os.getpid())
+        if self.account.settings.records.pass_rounds > 1 and self.owner != owner:
+            self.keys, self.batches, self.owner = {}, {}, owner
+
+    def _pass_generator(self, t: int) -> np.random.Generator:
+        """Return the generator of the pass of step t, at its beginning; its key is drawn once, and never saved."""
+        number, place = divmod(t, self.account.settings.records.pass_rounds)
+        if number not in self.keys:
+            if place:
+                found, fix = "a copy of a loop that goes on in the middle of a pass", "begin a new loop over the loader"
+                raise PlanError("loop", found, "passes that one loop begins and ends", fix)
+            done = self.account.steps // self.account.settings.records.pass_rounds
+            self.keys = {own: key for own, key in self.keys.items() if own >= done}
+            self.keys[number] = int.from_bytes(self.streams.at(t, "batches").bytes(16), "little")
+        return secure_generator(self.keys[number])
 
     def _check_separation(self, t: int) -> None:
         records, rows = self.account.settings.records, self.batches[t]

@@ -38,6 +38,7 @@ from sordino.dpsgd.settings import (
     ClipNorm,
     NoiseMultiplier,
     Reduction,
+    Sampling,
     Settings,
     batches,
     calibrate_noise,
@@ -83,6 +84,7 @@ def make_private(
     transform: Callable[[Any], Any] | None = None,
     prepare: Standardise | None = None,
     users: Any = None,
+    sampling: Sampling = "poisson",
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """Make a training loop DP-SGD: (epsilon, delta) for `epochs` passes over the data, add or remove one record.
 
@@ -117,6 +119,10 @@ def make_private(
     gradients is clipped once, the mean over users divides by batch_size, delta is by the number of users, and the
     guarantee is for adding or removing one user with all records. `max_physical_batch_size` counts records.
 
+    sampling="allocation" puts each record into exactly one batch of every pass of round(records / batch_size) steps, a
+    secret one that is drawn anew for every pass (random allocation): a shuffled loader whose epsilon is true. Each pass
+    that is begun is charged as a whole; a loop that is resumed in the middle of a pass begins another one.
+
     `ledger` is a file to which all runs on the same data are charged, and `dataset` the name of the data in it. A loop
     that exceeds the data set's limit is refused by this call. All planned steps are charged before the first noise is
     drawn; further steps, and steps repeated after an older checkpoint, are charged before they are taken.
@@ -143,7 +149,7 @@ def make_private(
         held, raw = _parameters_of(optimizer, shards), transform is None
         max_physical_batch_size = _physical_size(model, held, loader, memory, raw, owners is not None)
     delta = checked_delta(delta, size, allow_large_delta, "records" if owners is None else "users")
-    chosen = batches(loader.batch_size or 0, size, strategy)
+    chosen = batches(loader.batch_size or 0, size, strategy, sampling)
     norms = clip_norms(clip, clip_norm, parameter_names(model, _trained(optimizer, shards)))
     schedule = noise_schedule(noise_multiplier, chosen, epochs, steps, scaled=epsilon is not None)
     records = lineage.tensors_of(loader.dataset)

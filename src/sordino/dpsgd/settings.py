@@ -34,7 +34,7 @@ from sordino.errors import ConfigError, PlanError, brief_repr
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import Adaptive, ClipNorms, LaplacianSmoothing
 from sordino.parts.mechanisms import Gaussian, Preparation
-from sordino.parts.record_samplers import PoissonRecords, RecordsInTurn
+from sordino.parts.record_samplers import AllocatedRecords, PoissonRecords, RecordsInTurn
 from sordino.parts.releases import CentralNoise, Release, ScheduledNoise
 from sordino.parts.schedules import Schedule, at, positive
 from sordino.parts.server_optimizers import TorchOptimizer
@@ -44,7 +44,8 @@ from sordino.recipes.record_level import single_silo
 from sordino.rng import Mode
 
 Reduction = Literal["mean", "sum"]
-Batches = PoissonRecords | RecordsInTurn
+Sampling = Literal["poisson", "allocation"]
+Batches = PoissonRecords | RecordsInTurn | AllocatedRecords
 RECORD_DELTA = 1e-5  # accepted without an override as long as number of records * delta < 1
 
 
@@ -126,15 +127,25 @@ class Settings:
         return max(self.steps, allowed)
 
 
-def batches(batch: int, size: int, strategy: Strategy | None) -> Batches:
-    """Return the sampler of Poisson batches or, under correlated noise, of batches in one fixed random order."""
+def batches(batch: int, size: int, strategy: Strategy | None, sampling: Sampling = "poisson") -> Batches:
+    """Return the sampler of Poisson batches, of allocated ones or, under correlated noise, of one fixed order."""
+    if sampling not in ("poisson", "allocation") or (sampling == "allocation" and strategy is not None):
+        found = f"sampling = {sampling!r}" + (" with a strategy" if strategy is not None else "")
+        raise ConfigError(found, 'sampling "poisson", or "allocation" without a strategy', "drop the strategy")
+    if sampling == "allocation":
+        if 2 * batch > size:
+            found = f"sampling = 'allocation' with a batch_size of {batch} for {size} records or users"
+            raise ConfigError(found, "two batches or more in a pass", "lower batch_size")
+        return AllocatedRecords(round(size / batch), (size,))
     return PoissonRecords(float(batch), (size,)) if strategy is None else RecordsInTurn(batch, (size,))
 
 
 def steps_per_epoch(records: Batches) -> int:
-    """Return the steps of an epoch: round(1 / rate) under Poisson sampling, else the number of whole batches."""
+    """Return the steps of an epoch: round(1 / rate) under Poisson sampling, else the bins or the whole batches."""
     if isinstance(records, RecordsInTurn):
         return records.size(0) // records.batch
+    if isinstance(records, AllocatedRecords):
+        return records.bins
     return max(1, round(1 / records.rate(0)))
 
 

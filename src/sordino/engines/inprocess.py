@@ -25,6 +25,7 @@ from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public, finite_rows
 from sordino.parts.gradients import Objective
 from sordino.parts.local_solvers import LocalSolver, NoiseStream, Work
+from sordino.parts.record_samplers import batch_stream
 from sordino.parts.releases import own_message
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
@@ -147,7 +148,7 @@ class InProcessWorker(Worker):
         t, own = public.t, self.objective.inward(start)
         if t + 1 == self.plan.rounds and isinstance(self.objective, OneClient) and self.objective.fast is not None:
             self.objective.fast.asked = True  # the certificate is next: check that records are independent
-        streams = [self.streams.at(t, "batches", int(c)) for c in clients]
+        streams = [batch_stream(self.plan.local.reads, self.streams, t, int(c)) for c in clients]
         sizes = [self.task.clients.size(int(c)) for c in clients]
         each = zip(sizes, streams, clients, strict=True)
         drawn = [self.plan.local.indices(size, rng, t, int(c)) for size, rng, c in each]

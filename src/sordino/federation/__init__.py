@@ -1,4 +1,4 @@
-"""Federated runs across machines over Flower (extra `flower`): server, silos and secure aggregation."""
+"""Federated runs across machines over Flower (extra `flower`): server, silos and secure aggregation. Used by `cli`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's process, `sordino federation run DIR`: the plan's loop, over the SuperLink on the same machine."""
+"""Server process of a federation, `sordino federation run DIR`: runs the plan's loop over the local SuperLink."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sordino.task import PublicSource, Task
 
 @dataclass(frozen=True)
 class Server:
-    """Files of a server: `folder` holds fed.toml, ca.crt and link.secret; `link` is the SuperLink's address here."""
+    """Server of a federation: its `folder` with fed.toml, ca.crt and link.secret, and the SuperLink's local address."""
 
     folder: Path
     link: str = ""
@@ -37,12 +37,11 @@ class Server:
     def run(
         self, out: Path, *, resume: bool = False, show: Callable[[str], None] = lambda line: None, status: str = ""
     ) -> Executed:
-        """Run the plan of fed.toml with the silos that it pins, into `out`; lines go to OUT.log beside it, and `show`.
+        """Run the plan of fed.toml with its silos, into the run folder `out`; log lines go to OUT.log and to `show`.
 
-        OUT.status.json holds what `sordino federation status` prints; `status` is HOST:PORT of its HTTP endpoint.
-
-        Nothing that a run ships is executed: this process starts a run at the SuperLink, takes its task itself, and
-        runs the installed package. A run is done if `out` contains a certificate.
+        OUT.status.json has what `sordino federation status` prints; `status` is HOST:PORT of its HTTP endpoint. No code
+        that a Flower run contains is executed: this process starts a run at the SuperLink, takes the run's task itself,
+        and runs the installed package. A run is finished if `out` has a certificate.
         """
         config = load_config(self.folder / "fed.toml")
         watch = Watch.of(config, out, show)
@@ -56,7 +55,7 @@ class Server:
                     deliver_to_all(config.federation, done.path, engine.transport, watch.log)
             watch.board.update(state="done", awaited=None)
         except (SordinoError, KeyboardInterrupt) as error:  # Flower interrupts a process whose run it has ended
-            ended = EngineError("a run that was interrupted", "", "continue it with --resume")
+            ended = EngineError("a run that was interrupted", "a run until its last round", "continue it with --resume")
             wrong = error if isinstance(error, SordinoError) else ended
             watch.log(f"sordino: {' '.join(str(wrong).split())}", "ERROR")
             watch.board.update(state="stopped", awaited=None)
@@ -68,14 +67,15 @@ class Server:
         return done
 
     def register(self, config: Config) -> Link:
-        """Register the pinned keys at the SuperLink, under their silos' names; return the way to it."""
+        """Register the silos' pinned keys at the SuperLink, and return a client of the SuperLink."""
         silos_of(config)
         assert config.federation is not None
         try:
             ca, secret = ((self.folder / name).read_bytes() for name in ("ca.crt", "link.secret"))
         except OSError as error:
             found = f"{error.filename}, which cannot be read ({error.strerror})"
-            raise ConfigError(found, "the folder of a server whose SuperLink runs", "superlink.sh") from None
+            needed = "the folder of a server whose SuperLink runs"
+            raise ConfigError(found, needed, "start the SuperLink with superlink.sh") from None
         link = Link(self.link or f"127.0.0.1:{config.federation.port + 1}", ca, secret)
         for name, key in config.federation.keys.items():
             link.register(registered_form(key), name)
@@ -83,9 +83,9 @@ class Server:
 
     @contextmanager
     def _grid(self, config: Config, out: Path) -> Iterator[Any]:
-        """Start a run at the SuperLink and take its task; stop the run that this folder had before.
+        """Start a run at the SuperLink, take its task, and yield its grid; stop the earlier run of this folder.
 
-        One process at a time does this: whoever finds a task of another run stops that run.
+        A lock lets one process at a time do this, since a process that gets a task of another run stops that run.
         """
         link = self.register(config)
         note = out.with_name(f"{out.name}.flower")  # the number of this folder's last run at the SuperLink
@@ -150,7 +150,7 @@ class Watch:
 
 
 def deliver_to_all(spec: FederationSpec, folder: Path, transport: Any, log: Callable[[str], None]) -> None:
-    """Send model and certificate to every silo, and log who took them."""
+    """Send model and certificate to all silos, and log which silos accepted them."""
     took = [spec.silos[place] for place in deliver(folder, len(spec.silos), transport, spec.timeout)]
     others = [name for name in spec.silos if name not in took]
     missed = f"; not to {', '.join(others)}: run again with --resume" if others else ""
@@ -158,7 +158,10 @@ def deliver_to_all(spec: FederationSpec, folder: Path, transport: Any, log: Call
 
 
 def engine_of(config: Config, grid: Any, watch: Watch) -> Remote:
-    """Return the engine over a grid: secure aggregation where the release needs it; silos by their pinned keys."""
+    """Return the engine over a Flower grid, with secure aggregation if the release needs it.
+
+    Silos are recognised by their pinned keys.
+    """
     silos, spec = silos_of(config), config.federation
     assert spec is not None
     if config.privacy.noise == "secure":
@@ -174,12 +177,12 @@ def silos_of(config: Config) -> tuple[str, ...]:
     """Return the silo names in the order of the plan's clients; refuse a file without [federation]."""
     if config.federation is None:
         fix = 'add [federation] silos = ["...", "..."], one name per client, in the order of the plan'
-        raise ConfigError("a file without [federation]", "a [federation] section with the names of the silos", fix)
+        raise ConfigError("a TOML file without [federation]", "a [federation] section with the silos' names", fix)
     return config.federation.silos
 
 
 def server_task(config: Config) -> Task:
-    """Return the server's task: the model and public test rows, without any silo's records."""
+    """Return the server's task, with the model and public test rows, and without any silo's records."""
     spec, encoding = config.federation, config.task.encoding
     if spec is None or not config.record[0]:
         return config.build().as_server()
@@ -193,7 +196,8 @@ def server_task(config: Config) -> Task:
                 test = held["x"], held["y"]
         except (OSError, ValueError, KeyError) as error:
             found = f"{spec.test}, which cannot be read ({error})"
-            raise ConfigError(found, "an .npz file of public rows x and y, or a table (.csv)") from None
+            needed = "an .npz file of public rows x and y, or a table (.csv)"
+            raise ConfigError(found, needed, "correct test in [federation], or write the file again") from None
     model, loss, _ = config.model_and_loss(shape, classes)
     model, init = (model, None) if config.task.init is None else load_initial(model, config.task.init)
     task = Task.server(model, len(spec.silos), test, loss, own_code=config.task.own_code)

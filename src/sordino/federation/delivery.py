@@ -1,10 +1,10 @@
-"""Delivery of the finished model and its certificate to every silo, and evaluation on a silo's own held-out rows.
+"""Delivery of the finished model and its certificate to each silo, and evaluation on a silo's own held-out rows.
 
-    server:  mark, a line of JSON {run, certificate, model}: sizes in bytes, then both files       -> every silo
-    silo:    DIR/model/model.safetensors, certificate.json, bundle.json; evaluation.json, which never leaves
+    server:  sends `MARK`, a JSON line {run, certificate, model} with both sizes in bytes, then both files
+    silo:    writes DIR/model/model.safetensors, certificate.json, bundle.json, and evaluation.json, which stays there
 
 Both files are already released, so a delivery has no privacy cost. A silo accepts only the result of a run in which it
-took part, with weights that fit its model and have the hash that the certificate states.
+took part, with weights that fit its model and have the hash in the certificate. Called by `app` and `silo_service`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ MARK = b"sordino result 1\n"
 FOLDER, EVALUATION = "model", "evaluation.json"
 HEAD, MOST_CERTIFICATE = 4096, 16 << 20  # bytes
 TAKEN = b"taken"
+_WRITTEN, _AGAIN = "a result in the format of a Sordino server", "deliver it again: run the server with --resume"
 
 
 class Exchange(Protocol):
@@ -58,7 +59,7 @@ def deliver(folder: Path, silos: int, channel: Exchange, seconds: float) -> list
 @codec.hides_values
 @dataclass(frozen=True)
 class Inbox:
-    """Folder in which a silo stores the model that it receives; `knows` says whether the silo took part in a run."""
+    """Folder in which a silo stores the model that it receives; `knows(run)` is true if the silo took part in it."""
 
     folder: Path
     task: Task
@@ -68,19 +69,20 @@ class Inbox:
     log: Callable[[str], None]
 
     def take(self, body: bytes) -> bytes:
-        """Check and store a delivered model, and evaluate it on the silo's held-out rows; the metrics stay in the
-        silo.
-        """
+        """Check and store a delivered model, and evaluate it on the silo's held-out rows; metrics stay in the silo."""
         run, certificate, model = self._parse(body)
         if not self.knows(run):
-            raise DataError(f"the result of run {run}, which this silo does not know", "that of a run of its own")
+            found = f"the result of run {run}, in which this silo did not take part"
+            raise DataError(found, "the result of a run in which it took part", "deliver it to the run's own silos")
         try:
             made = json.loads(certificate)
             named = made["model_sha256"], made["run"]["id"]
         except (ValueError, KeyError, TypeError):
-            raise DataError("a delivered certificate that cannot be read", "the certificate of the run") from None
+            needed = "the certificate of the run"
+            raise DataError("a delivered certificate that cannot be read", needed, _AGAIN) from None
         if named != (hashlib.sha256(model).hexdigest(), run):
-            raise DataError("a model or a run that the delivered certificate does not name", "those that it certifies")
+            found = "a model or a run that the delivered certificate does not name"
+            raise DataError(found, "the certified model of this run", _AGAIN)
         figures = self._figures(model)
         place = self.folder / FOLDER
         place.mkdir(exist_ok=True)
@@ -100,23 +102,23 @@ class Inbox:
             head = json.loads(body[len(MARK) : end])
             run, *sizes = (head[name] for name in ("run", "certificate", "model"))
         except (ValueError, KeyError, TypeError):
-            raise DataError("a delivered result that cannot be read", "a result as a server writes it") from None
+            raise DataError("a delivered result that cannot be read", _WRITTEN, _AGAIN) from None
         whole = all(type(size) is int and size >= 0 for size in sizes) and sum(sizes) == len(body) - end - 1
         most = 4 * self.task.layout.size + MOST_CERTIFICATE
         fits = whole and sizes[0] <= MOST_CERTIFICATE and sizes[1] <= most
         if not (isinstance(run, str) and re.fullmatch("[0-9a-f]{32}", run) and fits):
-            raise DataError("a delivered result of another form or size", "a result as a server writes it")
+            raise DataError("a delivered result of another form or size", _WRITTEN, _AGAIN)
         data = body[end + 1 :]
         return run, data[: sizes[0]], data[sizes[0] :]
 
     def _figures(self, model: bytes) -> dict[str, Any]:
-        """Return metrics of the model on the held-out rows; loads the weights even without such rows, as a check."""
+        """Return metrics of the model on the held-out rows; the weights are loaded, as a check, also without rows."""
         held = copy.deepcopy(self.task.model)
         try:
             load_weights(held, safetensors.torch.load(model))
         except (SafetensorError, RuntimeError) as error:
             found = f"delivered weights that do not fit this silo's model ({error})"
-            raise DataError(found, "the weights of the run") from None
+            raise DataError(found, "the weights of the run", _AGAIN) from None
         rows = self.heldout
         if rows is None:
             return {}

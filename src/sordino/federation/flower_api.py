@@ -1,11 +1,11 @@
 """All imports from Flower (flwr), and a transport over Flower. Called by the other modules of federation/.
 
 `FlowerTransport` sends jobs to silos through a Flower SuperLink and receives their replies, for `engines.remote`.
-`Link` is the server process's way to the SuperLink: it starts a run and takes its task. `Node` is a silo's way to its
-SuperNode. Neither executes code that a run ships.
+`Link` is the server process's client of the SuperLink: it starts a run and takes its task. `Node` is a silo's client of
+its SuperNode. Neither executes code that a Flower run contains.
 
-Flower's Runtime API is not a stable interface: a release may move any of these names. `missing_names()` lists them, and
-tests/deploy/test_internals.py fails with that list.
+Flower's Runtime API is not a stable interface: a new version may move any of these names. `missing_names()` lists those
+that are missing, and tests/deploy/test_internals.py fails with that list.
 """
 
 from __future__ import annotations
@@ -86,15 +86,16 @@ def installed() -> tuple[int, ...]:
     try:
         found = metadata.version("flwr")
     except metadata.PackageNotFoundError:
-        raise EngineError("no flwr in this environment", WANTED, "pip install 'sordino[flower]'") from None
+        fix = "run pip install 'sordino[flower]'"
+        raise EngineError("no package flwr in this environment", WANTED, fix) from None
     version = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
     if not LOWEST <= version < BELOW:
-        raise EngineError(f"flwr {found}", WANTED, f"pip install '{WANTED}'")
+        raise EngineError(f"flwr {found}", WANTED, f"run pip install '{WANTED}'")
     return version
 
 
 def missing_names() -> list[str]:
-    """Return the names of `NAMES` that the installed flwr does not have, as module:name."""
+    """Return the entries of `NAMES` that the installed flwr does not have, as module:name."""
     missing = []
     for module, names in NAMES.items():
         try:
@@ -111,13 +112,14 @@ def flower() -> Any:
     installed()
     gone = missing_names()
     if gone:
-        raise EngineError(f"flwr {metadata.version('flwr')} without {', '.join(gone)}", WANTED)
+        found = f"flwr {metadata.version('flwr')} without {', '.join(gone)}"
+        raise EngineError(found, WANTED, f"run pip install '{WANTED}'")
     held = {name: getattr(importlib.import_module(module), name) for module, names in NAMES.items() for name in names}
     return SimpleNamespace(**held)
 
 
 def pack(data: bytes) -> Any:
-    """Return a Flower message content that holds these bytes as one array."""
+    """Return the content of a Flower message with these bytes as one array."""
     f = flower()
     array = f.Array(dtype="uint8", shape=(len(data),), stype="sordino", data=data)
     return f.RecordDict({RECORD: f.ArrayRecord({ARRAY: array})})
@@ -134,7 +136,7 @@ def unpack(message: Any) -> bytes | None:
 @codec.hides_values
 @dataclass(frozen=True)
 class NodeTask:
-    """One task of a SuperNode: its bytes, and methods to answer. Code shipped with the run is never executed."""
+    """Task of a SuperNode, with its bytes and the methods to answer it; the run's app code is never executed."""
 
     data: bytes | None
     message: Any
@@ -142,11 +144,11 @@ class NodeTask:
     client: Any
 
     def reply(self, data: bytes) -> None:
-        """Send the answer to the SuperNode and complete the task."""
+        """Send the reply to the SuperNode and complete the task."""
         self._complete(pack(data))
 
     def refuse(self, why: str) -> None:
-        """Answer the task with an error; a SuperNode takes its next task only after an answer."""
+        """Reply to the task with an error; a SuperNode gives its next task only after a reply."""
         self._complete(flower().Error(code=REFUSED, reason=why))
 
     def _complete(self, content: Any) -> None:
@@ -156,7 +158,7 @@ class NodeTask:
 
     @contextmanager
     def heartbeat(self) -> Iterator[None]:
-        """Send heartbeats to the SuperNode inside the context, and close the connection at its end."""
+        """Send heartbeats of this task inside the context, and close the connection at its end."""
         try:
             with heartbeats(self.client):
                 yield
@@ -187,13 +189,13 @@ def heartbeats(client: Any) -> Iterator[None]:
 @codec.hides_values
 @dataclass(frozen=True)
 class Node:
-    """Client of the Runtime API of a SuperNode (--isolation process), from which tasks are taken."""
+    """Client of a SuperNode's Runtime API (with --isolation process), which gives tasks."""
 
     address: str
     secret: bytes | None = None  # of --superexec-auth-secret-file: keeps other users of the machine out
 
     def poller(self) -> Callable[[], NodeTask | None]:
-        """Return a function that takes the SuperNode's next task (or None); it raises `HTTPError` without an answer."""
+        """Return a function that takes the SuperNode's next task, if any; it raises `HTTPError` without a response."""
         f = flower()
 
         def connect(*interceptors: Any) -> Any:
@@ -213,21 +215,21 @@ class Node:
 
 
 def runtime_client(address: str, ca: bytes | None, component: str, *interceptors: Any) -> Any:
-    """Return a client of a Runtime API; without the certificate of a CA, of one on this machine without TLS."""
+    """Return a client of a Runtime API, over TLS if `ca`, the certificate of a certificate authority, is given."""
     f = flower()
     version = f.RuntimeVersionHttpInterceptor(component_name=component)
     return f.RuntimeHttpClient.from_server_address(address, ca is None, ca, [version, *interceptors])
 
 
 def signed_requests(secret: bytes | None) -> list[Any]:
-    """Return the interceptor that authenticates requests for tasks by a secret file; none without a secret."""
+    """Return the interceptor that authenticates requests for tasks by a shared secret; empty without a secret."""
     own = frozenset({ACQUIRE})
     known: dict[str, Any] = {"master_secret": secret, "protected_methods": own}
     return [] if secret is None else [flower().SuperExecAuthHttpInterceptor(**known)]
 
 
 def app_bundle() -> bytes:
-    """Return the app that a run names, in Flower's format: a zip file without code."""
+    """Return the app of a run in Flower's format, a zip file, without any code."""
     with io.BytesIO() as data:
         with zipfile.ZipFile(data, "w") as bundle:
             bundle.writestr(zipfile.ZipInfo("pyproject.toml"), APP)
@@ -237,9 +239,9 @@ def app_bundle() -> bytes:
 @codec.hides_values
 @dataclass(frozen=True)
 class Link:
-    """Client of a SuperLink's Control and Runtime APIs, which only processes on the SuperLink's machine reach.
+    """Client of a SuperLink's Control and Runtime APIs, which only processes on the SuperLink's machine can reach.
 
-    The SuperLink runs with --isolation process: who holds `secret` takes the tasks of its runs, and nobody else.
+    The SuperLink runs with --isolation process, so that only processes with `secret` can take the tasks of its runs.
     """
 
     address: str
@@ -248,14 +250,15 @@ class Link:
 
     @contextmanager
     def control(self) -> Iterator[Any]:
-        """Give a client of the Control API; a SuperLink that does not answer, or refuses, is an error."""
+        """Yield a client of the Control API; raise `EngineError` if the SuperLink does not respond, or refuses."""
         f = flower()
         version = f.RuntimeVersionHttpInterceptor(component_name="flwr")
         client = f.ControlHttpClient.from_server_address(self.address, False, self.ca, [version])
         try:
             yield client
         except f.HTTPStatusError as error:
-            raise EngineError(f"a request that the SuperLink refuses ({error.response.text})") from None
+            found = f"a request that the SuperLink refuses ({error.response.text})"
+            raise EngineError(found, "a request that it accepts", "see the SuperLink's log") from None
         except f.HTTPError as error:
             found = f"a SuperLink at {self.address} that does not answer ({error})"
             raise EngineError(found, "a SuperLink that runs", "start it with superlink.sh") from None
@@ -263,7 +266,7 @@ class Link:
             client.close()
 
     def register(self, public: bytes, name: str) -> None:
-        """Register a node's public key, as `flwr supernode register` does; accept a known key."""
+        """Register a node's public key, as `flwr supernode register` does, unless it is registered already."""
         f = flower()
         with self.control() as client:
             try:
@@ -273,19 +276,19 @@ class Link:
                     raise
 
     def stop_run(self, run: int) -> None:
-        """Stop a run that is not finished; accept one that is finished or unknown."""
+        """Stop a run; do nothing if it is finished or unknown."""
         with suppress(EngineError), self.control() as client:
             client.StopRun(flower().StopRunRequest(run_id=run))
 
     def start_run(self) -> int:
-        """Start a run, whose app holds no code, and return its number."""
+        """Start a run, whose app has no code, and return its number."""
         f, data = flower(), app_bundle()
         with self.control() as client:
             bundle = f.Fab(hash_str=hashlib.sha256(data).hexdigest(), content=data)
             return int(client.StartRun(f.StartRunRequest(fab=bundle)).run_id)
 
     def take(self, run: int) -> str:
-        """Return the token of a run's task; a task of another run, which no process executes, is stopped."""
+        """Take the task of a run and return its token; any other run that has a task is stopped."""
         f, until = flower(), time.monotonic() + PATIENCE
         client = runtime_client(self.address, self.ca, "flwr-serverapp", *signed_requests(self.secret))
         try:
@@ -298,14 +301,16 @@ class Link:
                 else:
                     time.sleep(0.1)
         except f.HTTPError as error:
-            raise EngineError(f"a SuperLink that gives no task ({error})", "the SuperLink's own link.secret") from None
+            found, fix = f"a SuperLink that gives no task ({error})", "copy link.secret from the SuperLink's folder"
+            raise EngineError(found, "the secret with which the SuperLink was started", fix) from None
         finally:
             client.close()
-        raise EngineError("a run whose task the SuperLink does not give", "a SuperLink with --isolation process")
+        needed, fix = "a SuperLink with --isolation process", "start it with superlink.sh"
+        raise EngineError("a run whose task the SuperLink does not give", needed, fix)
 
     @contextmanager
     def grid(self, token: str) -> Iterator[Any]:
-        """Give the grid of a run's task, through which messages pass; the task ends with the context."""
+        """Yield the grid of a run's task, which sends and receives messages; the task ends with the context."""
         f, status = flower(), flower().SubStatus.FAILED
         grid = f.HttpGrid(self.address, False, self.ca, token=token)
         grid._retry_invoker.max_time = PATIENCE
@@ -328,9 +333,9 @@ class Link:
 @codec.hides_values
 @dataclass(frozen=True)
 class FlowerTransport:
-    """Transport over a Flower SuperLink; each silo is the node that is registered under the silo's name.
+    """Transport over a Flower SuperLink, in which each silo is the node registered under the silo's name.
 
-    If keys are pinned, a silo's node must have the pinned key, and its answers must be signed by this key.
+    If keys are pinned, a silo's node must have the pinned key, and its replies must be signed by this key.
     """
 
     grid: Any
@@ -346,7 +351,7 @@ class FlowerTransport:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the clients in errors."""
+        """Names of the silos, for error messages."""
         return self.silos
 
     def ask(self, jobs: Mapping[int, Job], timeout: float) -> Iterator[tuple[int, bytes]]:
@@ -354,7 +359,7 @@ class FlowerTransport:
         yield from self.exchange({silo: job.to_bytes() for silo, job in jobs.items()}, time.time() + timeout)
 
     def exchange(self, bodies: Mapping[int, bytes], deadline: float) -> Iterator[tuple[int, bytes]]:
-        """Send bytes to silos and yield their answers until `deadline` (seconds since 1970).
+        """Send bytes to silos and yield (silo, reply) until `deadline` (seconds since 1970).
 
         A silo gets its message again after Flower reports a failed node, or after a restart of its node, which loses
         the message. A silo that refused is not asked again.
@@ -377,7 +382,7 @@ class FlowerTransport:
                 time.sleep(PULSE if pending.waiting or pending.sent else 0.0)
         except (f.HTTPError, f.RunNotRunningException) as error:
             fix = "start the SuperLink, then continue the run with --resume"
-            raise EngineError(f"a SuperLink that does not answer ({error})", "", fix) from None
+            raise EngineError(f"a SuperLink that does not answer ({error})", "a running SuperLink", fix) from None
 
     def _checked(self, silo: int, request: bytes, data: bytes) -> bytes:
         try:
@@ -386,7 +391,7 @@ class FlowerTransport:
             raise EngineError(f"an answer in the name of silo {self.silos[silo]!r} that is refused: {error}") from None
 
     def _send(self, bodies: Mapping[int, bytes], pending: Pending, ttl: float) -> None:
-        """Send its message to every silo that is online and has no answer yet; messages expire after `ttl` seconds."""
+        """Send each online silo without a reply its message, which expires after `ttl` seconds."""
         f, online = flower(), self.online_nodes()
         self.watch(online, pending.unanswered, pending.began)
         for number, (silo, node) in list(pending.sent.items()):
@@ -403,7 +408,7 @@ class FlowerTransport:
             pending.waiting.discard(silo)
 
     def _log_awaited(self, pending: Pending) -> None:
-        """Log which silos have not answered, and since when; a line equal to the one before is not repeated."""
+        """Log which silos have not replied, and since when, unless the last line was the same."""
         asked = {silo for silo, _ in pending.sent.values()}
         names = [f"{self.silos[silo]}{'' if silo in asked else ' (not connected)'}" for silo in pending.unanswered]
         if time.time() - pending.began >= AWAITED and names and names != pending.logged:
@@ -411,7 +416,7 @@ class FlowerTransport:
             self.log(f"awaited since {time.strftime('%H:%M:%SZ', time.gmtime(pending.began))}: {', '.join(names)}")
 
     def online_nodes(self) -> dict[int, tuple[int, str]]:
-        """Return id and activation time of each online node by silo number; ignore other names and other keys."""
+        """Return id and activation time of each silo's online node; nodes with other names or keys are ignored."""
         found: dict[int, tuple[int, str]] = {}
         for node in self.grid.get_nodes():
             if node.name not in self.silos:
@@ -428,7 +433,7 @@ class FlowerTransport:
 
 @dataclass
 class Pending:
-    """Messages of one exchange without an answer: not sent (`waiting`), or `sent`, by message number."""
+    """Messages of one exchange without a reply: silos whose message is not sent (`waiting`), and `sent` messages."""
 
     waiting: set[int]
     sent: dict[str, tuple[int, tuple[int, str]]] = field(default_factory=dict)

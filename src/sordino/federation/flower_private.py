@@ -1,12 +1,13 @@
-"""DP for an existing Flower app: a strategy and a client mod that clip, add noise and make a certificate.
+"""Differential privacy for an existing Flower app: a strategy and a client mod that clip, add noise and certify.
 
     client.py   app = ClientApp(mods=[private_mod])
     server.py   strategy = Private(plan)        strategy.start(grid, arrays, num_rounds=plan.rounds)
                 strategy.save_certificate("certificate.json")
 
-The app's own training runs unchanged. The client mod applies the plan's encode steps to the update, and the strategy
-the plan's release and server optimizer to the sum. Metrics and example counts never leave a client, and nodes are not
-asked to evaluate. The unit is the client; the plan's local solver does not run, and the guarantee does not need it.
+The app's own training is unchanged. The client mod applies the plan's encode steps to the update, and the strategy
+applies the plan's release and server optimizer to the sum. Metrics and example counts never leave a client, and nodes
+are not asked to evaluate. The privacy unit is the client; the plan's local solver does not run, and the guarantee does
+not depend on it.
 """
 
 from __future__ import annotations
@@ -62,12 +63,13 @@ def flatten(record: Any) -> Tensor:
     held = (np.ascontiguousarray(array) for array in float_arrays(record).values())
     parts = [torch.from_numpy(array).reshape(-1).float() for array in held]
     if not parts:
-        raise DataError("a model without floating-point arrays", "a model with at least one floating-point array")
+        found, needed = "a model without floating-point arrays", "a model with at least one floating-point array"
+        raise DataError(found, needed, "check the arrays that the strategy is started with")
     return torch.cat(parts)
 
 
 def unflatten(record: Any, vector: Tensor) -> Any:
-    """Return a copy of the ArrayRecord whose floating-point arrays hold the vector's numbers."""
+    """Return a copy of the ArrayRecord whose floating-point arrays have the numbers of a vector [d]."""
     f, start, arrays = flower(), 0, dict(record.items())
     for name, old in float_arrays(record).items():
         new = vector[start : start + old.size].numpy().astype(old.dtype).reshape(old.shape)
@@ -76,7 +78,7 @@ def unflatten(record: Any, vector: Tensor) -> Any:
 
 
 def layout_of(record: Any) -> Layout:
-    """Return each array's name, shape and position in the vector (`Layout`)."""
+    """Return the layout of the vector of `flatten`: name, shape and position of each array."""
     arrays = float_arrays(record).items()
     return Layout.of_shapes((name, torch.Size(array.shape), True) for name, array in arrays)
 
@@ -85,7 +87,8 @@ def flatten_model(content: Any) -> Tensor:
     """Return the model in a message's only ArrayRecord as a vector."""
     found = list(content.array_records.values())
     if len(found) != 1:
-        raise DataError(f"a message with {len(found)} array records", "exactly one ArrayRecord, which holds the model")
+        needed = "exactly one ArrayRecord, with the model"
+        raise DataError(f"a message with {len(found)} array records", needed, "put the model into one ArrayRecord")
     return flatten(found[0])
 
 
@@ -93,7 +96,8 @@ def private_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]
     """Flower mod that replaces a client's reply by its clipped and encoded update, with the plan's local noise."""
     f = flower()
     if OURS not in message.content.config_records:
-        raise EngineError("a message without Sordino's plan", "the strategy sordino.federation.Private on the server")
+        needed = "the strategy sordino.federation.Private on the server"
+        raise EngineError("a message without Sordino's plan", needed, "use this strategy, or remove the mod")
     asked = message.content.config_records.pop(OURS)
     plan, start, client = read_plan(str(asked["plan"])), flatten_model(message.content), int(asked["client"])
     reply = call_next(message, context)
@@ -132,7 +136,8 @@ class Private(Base):  # type: ignore[misc]
         """Draw the round's clients among the nodes, and return their messages with the model and the plan."""
         f, plan, t = flower(), self.plan, server_round - 1
         if t >= plan.rounds:
-            raise PlanError("rounds", f"round {server_round} of a plan for {plan.rounds}", "num_rounds = plan.rounds")
+            found = f"round {server_round} of a plan for {plan.rounds} rounds"
+            raise PlanError("rounds", found, f"at most {plan.rounds} rounds", "pass num_rounds=plan.rounds")
         self.state = self.state or State.initial(plan, flatten(arrays))
         public = plan.public(t, len(flatten(arrays)), self.state.public_state)
         nodes = sorted(grid.get_node_ids())
@@ -182,15 +187,15 @@ class Private(Base):  # type: ignore[misc]
         return unflatten(arrays, self.plan.server.query(self.state.memory)), None
 
     def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
-        """Ask no node to evaluate: its answer would be a release without noise. Use `evaluate_fn`."""
+        """Return no messages, since a node's evaluation would be a release without noise; use `evaluate_fn` instead."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> None:
-        """Do nothing: `configure_evaluate` asks no node."""
+        """Do nothing, since `configure_evaluate` asks no node to evaluate."""
 
     @property
     def certificate(self) -> dict[str, Any]:
-        """Return the certificate of the rounds run so far."""
+        """Certificate of the rounds run so far."""
         known = Facts(self.delta, self.streams.mode, 0, environment=(versions(),))
         facts = facts_of_charges(self.plan, self.tally.rounds, self.tally.cohorts, known)
         found = certificate(self.plan, facts)
@@ -204,13 +209,15 @@ class Private(Base):  # type: ignore[misc]
 def check_plan(plan: Plan) -> None:
     """Refuse a plan whose guarantee needs more than clipping the updates of a Flower app."""
     if plan.unit != "client":
-        found = f"a plan for unit {plan.unit!r}"
-        raise PlanError("bound", found, "unit client: a Flower app's own training has no bound per record")
+        needed = "unit client, since a Flower app's own training has no bound per record"
+        raise PlanError("bound", f"a plan for unit {plan.unit!r}", needed, "use a client-level recipe")
     if plan.needs or plan.mask is not None or any(step.needs_slopes for step in plan.encode):
         needs = ", ".join(sorted(plan.needs)) or "a mask or gradients of its own"
-        raise EngineError(f"a plan that needs {needs}", "central_noise or local_noise after steps such as clip")
+        needed = "central_noise or local_noise after encode steps such as clip"
+        raise EngineError(f"a plan that needs {needs}", needed, "change the release or the encode steps")
     if plan.clients.pass_rounds > 1:
         found = f"sampler {plan.clients.kind!r}, where nodes and network see who is asked in which round"
         raise PlanError("sampling", found, "cohorts that nobody sees", "sample with poisson")
     if plan.clip is None:
-        raise PlanError("clip", "a plan without a Clip step", "a clip norm, because an app's updates are unbounded")
+        needed = "a clip norm, since an app's updates are unbounded"
+        raise PlanError("clip", "a plan without a Clip step", needed, "add Clip(...) to encode")

@@ -1,12 +1,12 @@
-"""`sordino federation gate DIR`: the only port of a server that silos reach. It passes Flower's Fleet API and no other.
+"""Gate of a server, `sordino federation gate DIR`: a proxy for silos that forwards Flower's Fleet API and nothing else.
 
-Fleet (nodes), Control (start runs, register and remove nodes) and Runtime (take a run's task) share the SuperLink's
-port, and flwr 1.41 and 1.42 authenticate callers of Fleet alone. So the SuperLink listens on the loopback, and this
-process passes on what a node sends:
+Flower's APIs Fleet (nodes), Control (start runs, register and remove nodes) and Runtime (take a run's task) share the
+SuperLink's port, and flwr 1.41 and 1.42 authenticate only callers of Fleet. So the SuperLink listens on the loopback
+interface only, and this process, whose port is the only one that silos reach, forwards
 
-    POST /v1/fleet/WORD      everything else is answered with 404 and never reaches the SuperLink
+    POST /v1/fleet/WORD      any other request is answered with 404 and never reaches the SuperLink
 
-A request is parsed, then written anew, so one connection cannot carry a second request past this check.
+A request is parsed and then written anew, so that one connection cannot carry a second request past this check.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 def passed(scope: dict[str, Any]) -> bool:
-    """Return whether a request is one of a node: POST to a path of the Fleet API, without a query."""
+    """Return whether a request is forwarded: POST to a path of the Fleet API, without a query."""
     path, query = bytes(scope["raw_path"]), scope["query_string"]
     return scope["method"] == "POST" and not query and PASSED.fullmatch(path) is not None
 
 
 def forwarded(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the headers without those that belong to one connection."""
+    """Return the headers to forward: all except those that belong to one connection."""
     return [(name, value) for name, value in headers if name.lower() not in HOP_BY_HOP]
 
 
 def gate(link: str, trust: ssl.SSLContext) -> Callable[[dict[str, Any], Receive, Send], Awaitable[None]]:
-    """Return the ASGI application that passes requests to the SuperLink at `link`."""
+    """Return the ASGI application that forwards requests to the SuperLink at `link`."""
     f = flower()
     client = f.AsyncClient(base_url=f"https://{link}", verify=trust, timeout=60.0, trust_env=False)
 
@@ -79,7 +79,7 @@ def gate(link: str, trust: ssl.SSLContext) -> Callable[[dict[str, Any], Receive,
 
 
 def serve_gate(folder: Path, host: str, port: int, link: str) -> None:
-    """Serve until the process is stopped; `folder` holds ca.crt, server.crt and server.key."""
+    """Serve the gate until the process is stopped; `folder` has ca.crt, server.crt and server.key."""
     pair = {"ssl_certfile": str(folder / "server.crt"), "ssl_keyfile": str(folder / "server.key")}
     try:
         trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))

@@ -1,9 +1,10 @@
-"""Keys of a federation: node keys, signatures by which silos are recognised, and certificates on one machine.
+"""Keys of a federation: node keys, signatures that identify silos, and TLS certificates for one machine.
 
-Every silo has one key pair (ECDSA, P-384). Its public half is registered at the SuperLink under the silo's name and is
-pinned in `[federation] keys` of the file that server and silos hold. A silo signs every answer together with the
-request that it answers, and the public keys that it sends in a secure sum: neither the SuperLink, nor who ends its TLS,
-nor another silo can speak in its name. Across machines every party makes its own keys (docs/deploy.md).
+Each silo has one key pair (ECDSA, P-384). Its public key is registered at the SuperLink under the silo's name, and is
+pinned in `[federation] keys` of the file that server and silos share. A silo signs each reply together with the
+request, and signs the public keys that it sends in a secure sum. So neither the SuperLink, nor a proxy that terminates
+TLS, nor another silo can send messages in its name. Across machines each party creates its own keys (docs/deploy.md).
+Called by `app`, `silo_service`, `secagg` and `cli`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sordino.errors import ConfigError, DataError
 from sordino.federation.flower_api import flower
 
 DAYS = 30  # validity of a certificate on the loopback
-SIGNED = b"sordino signed 1\n"  # then two bytes with the length of the signature, the signature, the answer
+SIGNED = b"sordino signed 1\n"  # then two bytes with the length of the signature, the signature, the reply
 
 
 # ---- signatures ------------------------------------------------------------------------------------------------------
@@ -34,20 +35,23 @@ SIGNED = b"sordino signed 1\n"  # then two bytes with the length of the signatur
 @codec.hides_values
 @dataclass(frozen=True)
 class Signer:
-    """A silo's private key, and the pinned public keys of all silos by client number (none: nobody is recognised)."""
+    """Private key of a silo, and the pinned public keys of all silos by client number.
+
+    Without pinned keys, signatures are not checked.
+    """
 
     private: Any = None
     pinned: Mapping[int, Any] = field(default_factory=dict)
 
     def sign(self, data: bytes) -> bytes:
-        """Return this silo's signature (ECDSA with SHA-384); empty bytes without a key."""
+        """Return this silo's signature of `data` (ECDSA with SHA-384); empty bytes if there is no private key."""
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric import ec
 
         return b"" if self.private is None else bytes(self.private.sign(data, ec.ECDSA(hashes.SHA384())))
 
     def signed_by(self, client: int, signature: bytes, data: bytes) -> bool:
-        """Return whether the pinned key of a client made this signature; always true where no keys are pinned."""
+        """Return whether a client's pinned key made this signature; always true if no keys are pinned."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -61,29 +65,30 @@ class Signer:
         return True
 
     def signed_answer(self, request: bytes, answer: bytes) -> bytes:
-        """Return an answer behind this silo's signature of the answer and of the request's SHA-256."""
+        """Return a reply with this silo's signature in front, which covers the reply and the request's SHA-256."""
         signature = self.sign(hashlib.sha256(request).digest() + answer)
         return SIGNED + len(signature).to_bytes(2, "little") + signature + answer
 
     def answer_of(self, client: int, request: bytes, data: bytes) -> bytes:
-        """Return the answer that `signed_answer` wrote; refuse any that a client's pinned key has not signed."""
+        """Return the reply in the bytes of `signed_answer`; refuse one that the client's pinned key did not sign."""
         start = len(SIGNED) + 2
         end = start + int.from_bytes(data[len(SIGNED) : start], "little")
         answer = data[end:]
         if not data.startswith(SIGNED) or len(data) < end:
-            raise DataError("an answer without its signature", "one that `sordino silo serve` has written")
+            needed = "a reply of `sordino silo serve`"
+            raise DataError("a reply without a signature", needed, "use the same version of sordino everywhere")
         if not self.signed_by(client, data[start:end], hashlib.sha256(request).digest() + answer):
-            raise DataError("an answer that the pinned key did not sign", "the silo's own key, as [federation] pins it")
+            found = "a reply that the silo's pinned key did not sign"
+            raise DataError(found, "a signature by the key in [federation]", "check who has that silo's key")
         return answer
 
 
 def signer_of(spec: FederationSpec | None, private: Path | None = None) -> Signer:
-    """Return the signer of a silo (of the server: without a private key) with the keys that the file pins."""
+    """Return the signer of a silo with its private key file, or of the server; `spec` has the pinned keys."""
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-    keys = (
-        {} if spec is None else {spec.silos.index(name): load_public(text.encode()) for name, text in spec.keys.items()}
-    )
+    named = [] if spec is None else [(spec.silos.index(name), text) for name, text in spec.keys.items()]
+    keys = {place: load_public(text.encode()) for place, text in named}
     if private is None:
         return Signer(None, keys)
     try:
@@ -94,10 +99,10 @@ def signer_of(spec: FederationSpec | None, private: Path | None = None) -> Signe
 
 
 def check_pinned(spec: FederationSpec) -> None:
-    """Refuse a federation that trains for release where not every silo's public key is pinned."""
+    """Refuse a federation with secure noise if a silo's public key is not pinned."""
     missing = [name for name in spec.silos if name not in spec.keys]
     if missing:
-        fix = "sordino federation pin fed.toml NAME.pub, for every silo"
+        fix = "run sordino federation pin fed.toml NAME.pub for each silo"
         raise ConfigError(f"no public key of {', '.join(missing)} in [federation]", "a pinned key of every silo", fix)
 
 
@@ -105,7 +110,7 @@ def check_pinned(spec: FederationSpec) -> None:
 
 
 def load_public(text: bytes) -> Any:
-    """Return a public key from its OpenSSH line; raise `ValueError` for any but an ECDSA key."""
+    """Parse a public key from its OpenSSH line; raise `ValueError` if it is no ECDSA key."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
@@ -122,12 +127,12 @@ def public_text(path: Path) -> str:
         load_public(text)
     except (OSError, ValueError) as error:
         found = f"{path}, which is no readable public key ({error})"
-        raise ConfigError(found, "a public key file NAME.pub written by ssh-keygen") from None
+        raise ConfigError(found, "a public key file NAME.pub of ssh-keygen", "write it with key.sh") from None
     return " ".join(text.decode().split()[:2])
 
 
 def registered_form(text: str) -> bytes:
-    """Return a pinned key in the bytes that Flower registers."""
+    """Return a pinned public key as the bytes that Flower registers for a node."""
     data: bytes = flower().public_key_to_bytes(load_public(text.encode()))
     return data
 
@@ -139,15 +144,15 @@ def fingerprint(text: str) -> str:
 
 
 def pin(file: Path, public: Sequence[Path]) -> dict[str, str]:
-    """Write public keys NAME.pub into `[federation] keys` of a file; return the fingerprints of all that it pins."""
+    """Write public keys NAME.pub into `[federation] keys` of a file; return the fingerprints of all pinned keys."""
     text, names = file.read_text("utf-8") if file.exists() else "", load_config(file).federation
     if names is None:
-        raise ConfigError(f"{file} without [federation]", "a [federation] section with the names of the silos")
+        needed = "a [federation] section with the silos' names"
+        raise ConfigError(f"{file} without [federation]", needed, "add the section to the file")
     for path in public:
         if path.stem not in names.silos:
-            raise ConfigError(
-                f"{path}", "a file NAME.pub by a silo's name", codec.nearest(path.stem, list(names.silos))
-            )
+            fix = codec.nearest(path.stem, list(names.silos))
+            raise ConfigError(f"{path}", "a file NAME.pub with the name of a silo", fix)
         text = re.sub(rf"(?m)^keys\.{re.escape(path.stem)} *=.*\n", "", text)
         line = f'keys.{path.stem} = "{public_text(path)}"\n'
         text = re.sub(r"(?m)^\[federation\].*\n", lambda head, line=line: head.group() + line, text, count=1)  # type: ignore[misc]
@@ -190,7 +195,10 @@ def write_node_key(path: Path) -> None:
 
 
 def write_certificates(folder: Path) -> Path:
-    """Write ca.crt, server.crt and server.key for a server on the loopback; the CA's private key is not written."""
+    """Write TLS certificates ca.crt and server.crt, and server.key, for a server on the loopback interface.
+
+    The private key of the certificate authority is not written.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives import serialization as form

@@ -2,9 +2,9 @@
 
     python lifeline.py TOKEN
 
-Standard input is a pipe whose other end only the parent holds: the system closes it when the parent dies, by SIGKILL
-too. Then every process with SORDINO_LIFELINE=TOKEN in its environment is killed. Descendants inherit the variable, also
-those that have left the session or whose own parent has died. This file imports the standard library alone.
+Standard input is a pipe whose other end only the parent has: the system closes it when the parent dies, also by
+SIGKILL. Then each process with SORDINO_LIFELINE=TOKEN in its environment is killed. Descendants inherit the variable,
+also those that have left the session or whose own parent has died. This file imports the standard library only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PULSE = 0.1  # seconds between two scans
 
 
 def processes(token: str) -> list[int]:
-    """Return the ids of all processes whose environment has the token."""
+    """Return the ids of all processes with the token in their environment."""
     found, entry = [], f"{VARIABLE}={token}".encode()
     for file in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # a process that has ended, or of another user
@@ -32,7 +32,7 @@ def processes(token: str) -> list[int]:
 
 
 def main(token: str) -> None:
-    """Wait for the end of standard input, then kill until no process with the token is left."""
+    """Wait for the end of standard input, then kill all processes with the token until none is left."""
     sys.stdin.buffer.read()
     quiet = 0
     while quiet < QUIET:

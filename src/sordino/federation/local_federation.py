@@ -1,7 +1,8 @@
-"""A federation on one machine, for `sordino run --engine flower`, by the processes that a federation has anywhere.
+"""Federation on one machine, for `sordino run --engine flower`, with the same processes as across machines.
 
-SuperLink, gate and the server's process (`app`); per silo a SuperNode and the silo's process. All talk over TLS on
-127.0.0.1, with node keys. When the run ends, or this process dies, by SIGKILL too, all of them end (`lifeline`).
+The processes are the SuperLink, the gate, the server's process (`app`), and for each silo a SuperNode and the silo's
+process. They communicate over TLS on 127.0.0.1, with node keys. When the run ends, or this process dies (also by
+SIGKILL), all of them end (`lifeline`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PULSE = 0.2  # seconds between two checks for a new round
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that is free now."""
+    """Return a port of 127.0.0.1 on which no process listens now."""
     with socket.socket() as probe:
         probe.bind((HERE, 0))
         return int(probe.getsockname()[1])
@@ -68,7 +69,7 @@ def descendants(process: int) -> list[int]:
 
 
 def kill_all(processes: list[int]) -> None:
-    """Kill processes; one that has ended already is no error."""
+    """Kill processes by id; a process that has ended already is no error."""
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
@@ -79,14 +80,14 @@ def flower_command(name: str) -> str:
     path = Path(sys.executable).with_name(name)
     if not path.exists():
         found = f"no {name} beside {sys.executable}"
-        raise EngineError(found, "Flower's commands (package flwr)", "pip install 'sordino[flower]'")
+        raise EngineError(found, "Flower's commands (package flwr)", "run pip install 'sordino[flower]'")
     return str(path)
 
 
 @codec.hides_values
 @dataclass
 class LocalFederation:
-    """Processes of a federation written by `sordino federation new`; `silos` are the silo names in the plan's order."""
+    """Processes of a federation whose `folder` `sordino federation new` wrote; `silos` are in the plan's order."""
 
     folder: Path
     silos: tuple[str, ...]
@@ -129,7 +130,7 @@ class LocalFederation:
         return {**os.environ, **own, lifeline.VARIABLE: self.token}
 
     def start(self, name: str, command: list[str]) -> None:
-        """Start a process in a new process group, with output in home/NAME.log; it is killed when this process ends."""
+        """Start a process in a new session, with its output in home/NAME.log; it is killed when this process ends."""
         if self.lifeline is None:
             self.lifeline = subprocess.Popen(
                 [sys.executable, "-I", "-S", lifeline.__file__, self.token], env={}, stdin=subprocess.PIPE,
@@ -171,7 +172,7 @@ class LocalFederation:
         self.stop()
 
     def superlink(self) -> None:
-        """Start the SuperLink with a database; only registered node keys may connect, and it runs no code itself."""
+        """Start the SuperLink with a database; only registered node keys may connect, and it executes no app code."""
         self.check_free(self.link_port)
         command = [flower_command("flower-superlink"), "--host", HERE, "--port", str(self.link_port)]
         command += ["--database", "link.db", "--enable-supernode-auth", "--disable-runtime-dependency-installation"]
@@ -193,7 +194,7 @@ class LocalFederation:
             raise EngineError(found, "a free port", "set another port in [federation]")
 
     def supernode(self, name: str, link: int | None = None) -> None:
-        """Start a silo's SuperNode, in the mode that executes no code shipped with a run."""
+        """Start a silo's SuperNode in the mode that executes no app code."""
         port = self.nodes[name]
         command = [flower_command("flower-supernode"), "--isolation", "process", "--host", HERE, "--port", str(port)]
         command += ["--superlink", f"{HERE}:{link or self.port}", "--root-certificates", "ca.crt"]
@@ -201,17 +202,17 @@ class LocalFederation:
         self.start(f"node.{name}", command)
 
     def silo(self, name: str, among: Path | None = None) -> None:
-        """Start the process that holds a silo's data, policy and ledger."""
+        """Start the process with a silo's data, policy and ledger."""
         folder = (among or self.folder) / "silos" / name
         where = ["--node", f"{HERE}:{self.nodes[name]}", "--secret", str(self.home / f"{name}.secret")]
         where += ["--key", str(self.home / name)]
         self.start(f"silo.{name}", [*SORDINO, "silo", "serve", str(folder), *where])
 
     def up(self) -> None:
-        """Start all processes, register every silo's node key under its name, and wait until all nodes are admitted.
+        """Start all processes, register each silo's node key under its name, and wait until all nodes are admitted.
 
-        The SuperLink begins with an empty database: what an earlier start has left would block its nodes' keys for a
-        minute and hold runs that nobody continues. What silos have answered is in their ledgers.
+        The SuperLink begins with an empty database: the database of an earlier start would block the nodes' keys for a
+        minute, and has runs that nobody continues. The silos' replies are in their ledgers.
         """
         for file in self.home.glob("link.db*"):
             file.unlink()
@@ -227,7 +228,7 @@ class LocalFederation:
             self.join(name)
 
     def submit(self, out: Path, resume: bool = False, app: Path | None = None) -> str:
-        """Start the server's process of a run and return its name; success is the certificate in `out`."""
+        """Start the server's process of a run, and return its name; a successful run has a certificate in `out`."""
         folder, name = (app or self.folder) / "server", f"server.{out.name}"
         for file in ("ca.crt", "link.secret"):
             if not (folder / file).exists():
@@ -237,46 +238,50 @@ class LocalFederation:
         return name
 
     def wait_for(self, name: str, port: int) -> None:
-        """Wait until a process listens; if it ends instead, raise with the end of its log."""
+        """Wait until a process listens on a port; if it ends instead, raise an error with the end of its log."""
         until = time.monotonic() + START_TIMEOUT
         while not is_listening(port):
             if self.running[name].poll() is not None or time.monotonic() > until:
-                raise EngineError(f"a process ({name}) that does not start ({self.log_tail(name)})")
+                found = f"a process ({name}) that does not start ({self.log_tail(name)})"
+                raise EngineError(found, f"a process that listens on port {port}", f"see {name}.log in {self.home}")
             time.sleep(0.1)
 
     def join(self, name: str, link: int | None = None, seconds: float = 300.0) -> None:
-        """Start a silo's node until the SuperLink admits it: the key of a killed node is blocked for a minute."""
+        """Start a silo's node again and again until the SuperLink admits it.
+
+        The SuperLink blocks the key of a killed node for a minute.
+        """
         node, until = f"node.{name}", time.monotonic() + seconds
         while node not in self.running or JOINED not in self.log_text(node):
             if time.monotonic() > until:
                 found = f"the node of silo {name!r}, which the SuperLink does not admit ({self.log_tail(node)})"
-                raise EngineError(found)
+                raise EngineError(found, "a registered key", f"see {node}.log in {self.home}")
             if node not in self.running or self.running[node].poll() is not None:
                 self.supernode(name, link)
             time.sleep(0.2)
 
     def check(self) -> None:
-        """Raise if a process has ended."""
+        """Raise an error if a process has ended."""
         for name, process in self.running.items():
             if process.poll() is not None:
                 found = f"a process ({name}) that has ended ({self.log_tail(name)})"
-                raise EngineError(found, "", "start the run again with --resume")
+                raise EngineError(found, "a process until the end of the run", "start the run again with --resume")
 
     def log_text(self, name: str) -> str:
         """Return the log of a process since its last start."""
         return (self.home / f"{name}.log").read_bytes()[self.log_start.get(name, 0) :].decode(errors="replace")
 
     def log_tail(self, name: str) -> str:
-        """Return the last part of a process's log in one line."""
+        """Return the last 400 characters of a process's log in one line."""
         return " ".join(self.log_text(name).split())[-400:]
 
 
 def run_locally(
     config: Config, out: Path, *, resume: bool = False, on_round: Callable[[dict[str, Any]], None]
 ) -> Executed:
-    """Write the federation's folder beside `out`, start its processes, submit the app and wait for the certificate.
+    """Run a configuration in a federation on this machine, whose folder is written beside `out`.
 
-    If the file has no [federation], every client of the plan is a silo with that client's part of the data set.
+    If the configuration has no [federation], each client of the plan is a silo with that client's part of the data set.
     """
     flower()
     out, names = out.absolute(), config.task.silos
@@ -302,7 +307,7 @@ def run_locally(
 
 
 def write_app(folder: Path, config: Config) -> None:
-    """Write the folders of server and silos, in which every silo holds its part of the file's data set; all or none."""
+    """Write the folders of server and silos, in which each silo has its part of the data set, all or none."""
     assert config.federation is not None
     draft = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(draft, ignore_errors=True)
@@ -321,7 +326,7 @@ def wait_for_certificate(
     spec: FederationSpec,
     on_round: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Wait for the certificate; raise where a process has ended before it, or no new round comes for too long."""
+    """Wait for the certificate; raise an error if a process ends before it, or if no round ends for too long."""
     history, reported = out / "history.jsonl", 0
     patience = LOADING + spec.tries * spec.timeout
     until = time.monotonic() + patience
@@ -337,10 +342,10 @@ def wait_for_certificate(
         ended = federation.running[server].poll() is not None
         said = [line for line in federation.log_text(server).splitlines() if line.startswith("sordino: ")]
         if ended and said and "certificate.json" not in said[-1]:
-            raise EngineError(f"a run that stopped: {said[-1].removeprefix('sordino: ')}")
+            raise EngineError(f"a run that stopped: {said[-1].removeprefix('sordino: ')}")  # with its own fix
         if not (ended and said):
             federation.check()
         if time.monotonic() > until:
             found = f"a run that has stalled ({federation.log_tail('superlink')})"
-            raise EngineError(found, "", "start it again with --resume")
+            raise EngineError(found, "a new round within the timeout", "start the run again with --resume")
         time.sleep(PULSE)

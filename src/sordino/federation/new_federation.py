@@ -1,10 +1,10 @@
-"""`sordino federation new`: writes a folder for the server, and one per silo with its policy and scripts.
+"""Folders of a new federation (`sordino federation new`): one for the server, and one per silo with policy and scripts.
 
     DIR/server/          fed.toml, certificates.sh, superlink.sh, superlink.service, gate.service
     DIR/silos/NAME/      fed.toml, silo.toml, policy.toml, key.sh, supernode.service, sordino.service
 
-Nothing is downloaded. The scripts are in federation/templates. A CA signs the server's certificate, under which all
-traffic is encrypted; every node has a key pair on P-384, whose public half is pinned in fed.toml (`keys`).
+Nothing is downloaded. The scripts are in federation/templates. A certificate authority signs the server's certificate,
+with which all traffic is encrypted; each node has a key pair on P-384, whose public key is pinned in fed.toml (`keys`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ POLICY = "# What this silo's data may be used for, and spend in all runs togethe
 
 
 def new_federation(folder: Path, file: Path) -> list[str]:
-    """Write the folder and return the silos' names; refuse a small population for which the file sets no delta."""
+    """Write the folders of a federation, and return the silos' names.
+
+    A small population for which the file sets no delta is refused.
+    """
     config = load_config(file)
     names, plan, given, reads = list(silos_of(config)), config.plan, config.privacy, config.plan.local.reads
     least = plan.units if reads is None else min(reads.sizes)
@@ -46,9 +49,9 @@ def new_federation(folder: Path, file: Path) -> list[str]:
 
 
 def write_federation(folder: Path, config: Config, text: str) -> None:
-    """Write the folder for a configuration; `text` is its TOML file."""
+    """Write the folders of a federation for a configuration; `text` is the text of its TOML file."""
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder}, which is not empty", "a new or empty folder")
+        raise ConfigError(f"{folder}, which is not empty", "a new or empty folder", "choose another folder")
     for path, body in files(config, text, folder.name).items():
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +84,7 @@ def rendered(template: str, **values: Any) -> str:
 
 
 def files(config: Config, text: str, name: str) -> Mapping[str, str]:
-    """Return the contents of the federation's files by path; the scripts expect the folder at /srv/sordino."""
+    """Return the contents of the federation's files by path; the scripts expect the files in /srv/sordino."""
     assert config.federation is not None
     port = config.federation.port
     escaped = name.replace("\\", "\\\\").replace("%", "%%").replace(" ", "\\x20")  # for a systemd unit
@@ -103,7 +106,7 @@ def files(config: Config, text: str, name: str) -> Mapping[str, str]:
 
 
 def silo_files(config: Config, place: int) -> dict[str, str]:
-    """Return the contents of one silo's files by path; the silo's operator fills in data and limits."""
+    """Return the contents of one silo's files by path; its operator completes data and limits."""
     name, node, policy = silos_of(config)[place], FIRST_NODE + place, config.plan.release.kind != "no_noise"
     own: dict[str, Any] = {"name": name, "node": f"127.0.0.1:{node}", "secret": "node.secret", "key": "node"}
     own |= {"dataset": config.task.dataset, "options": silo_options(config.task, name)}
@@ -122,7 +125,7 @@ def silo_files(config: Config, place: int) -> dict[str, str]:
 
 
 def silo_options(task: TaskSpec, name: str) -> dict[str, Any]:
-    """Return the options of a silo's own data: of a file for every silo its own, beside silo.toml; no test rows."""
+    """Return the data options of a silo: those of the task, without test rows, and with NAME.csv for its files."""
     options = {key: value for key, value in task.options.items() if key not in ("files", "test")}
     if "files" in task.options:
         return {"path": f"{name}.csv", **options}

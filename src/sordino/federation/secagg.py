@@ -1,23 +1,26 @@
-"""Secure aggregation (Bonawitz et al. 2017): messages and masks, a silo's side (`silo_service`), the server's (`app`).
+"""Secure aggregation (Bonawitz et al. 2017): messages, masks, the silo's side (`silo_service`), the server's (`app`).
 
-    keys    every member sends two fresh public keys, signed
-    shares  ... Shamir shares of its masking key and of the seed of its own mask, encrypted for each other member
-    mask    ... its row, charged to its ledger, then noised, then masked
-    unmask  ... one share of every member: of the seed if that member has sent its row, else of its masking key
+A session has four stages, in which each member (a client of the cohort) sends
 
-Each stage goes to the members that answered the stage before. The server learns who takes part and the sum, no single
-row. A row x_i with its share of the noise N_i, in integer steps of a public grid, is sent under masks that cancel:
+    keys    two fresh public keys, signed
+    shares  Shamir shares of its masking key and of the seed of its own mask, encrypted for each other member
+    mask    its row (its message as a vector), charged to its ledger, then noised, then masked
+    unmask  one share of each member: of that member's seed if it has sent its row, else of its masking key
+
+Each stage goes to the members that answered the stage before. The server learns who takes part and the sum, but no
+single row. A row x_i with its share N_i of the noise, in integer steps of a public grid, is sent with cancelling masks:
 
     y_i = rint((x_i + N_i) / g) + PRG(b_i) + sum_{j > i} PRG(s_ij) - sum_{j < i} PRG(s_ij)   mod 2^bits,
     s_ij = HKDF(ECDH(i, j));  g and bits, 16 or more, from the plan (`accounting.secure_sums`)
 
-PRG is AES-256 in counter mode, so a mask is as hard to guess as its 256-bit key. Flower's own generator folds a key
-into 28 effective bits (flwrlabs/flower#7522), which a search opens in seconds; neither side uses it.
+PRG is AES-256 in counter mode, b_i is member i's own seed, s_ij the secret of members i and j. A mask is as hard to
+guess as its 256-bit key. Flower's own generator reduces a key to 28 effective bits (flwrlabs/flower#7522), which can be
+searched in seconds, and is not used.
 
-Every member signs its two public keys with its silo's node key, and every member checks all signatures against the
-keys that its own copy of the federation's file pins: the server cannot invent members, nor answer for one.
+Each member signs its two public keys with its silo's node key, and checks all members' signatures against the keys that
+its own copy of the federation's file pins. So the server can neither invent members nor send messages for one.
 
-Assumed: the server tells all members the same list of those that have sent their rows.
+Assumption: the server sends all members the same list of those that have sent their rows.
 """
 
 from __future__ import annotations
@@ -55,13 +58,15 @@ MARK = b"sordino sum 2\n"
 HEAD = 1 << 20  # most bytes of a message's JSON head
 STAGES = ("keys", "shares", "mask", "unmask")
 KEYS = ("encryption", "masking", "signature")
+_WRITTEN, _SAME = "a message written by Sordino", "use the same version of sordino on server and silos"
+_AGAIN = "let the server start a new session"
 Words = NDArray[np.unsignedinteger[Any]]
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class SecAggMessage:
-    """One message of a session, the server's request or a client's answer: a JSON head, then bytes, never code."""
+    """Message of a secure aggregation session, a server's request or a client's reply: a JSON head, then bytes."""
 
     stage: str
     session: str
@@ -78,27 +83,28 @@ class SecAggMessage:
         start = len(MARK) + 4
         length = int.from_bytes(data[len(MARK) : start], "little")
         if not data.startswith(MARK) or not 0 < length <= min(HEAD, len(data) - start):
-            raise DataError("a secure aggregation message without a JSON head", "a message written by Sordino")
+            raise DataError("a secure aggregation message without a JSON head", _WRITTEN, _SAME)
         try:
             table = json.loads(data[start : start + length])
             stage, session, fields = table["stage"], table["session"], table["fields"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise DataError("an unreadable secure aggregation message", "a message written by Sordino") from None
+            raise DataError("an unreadable secure aggregation message", _WRITTEN, _SAME) from None
         if stage not in STAGES or not isinstance(session, str) or len(session) > 64 or not isinstance(fields, dict):
-            raise DataError(f"stage {brief_repr(stage)} of secure aggregation", "one of " + ", ".join(STAGES))
+            needed = "one of " + ", ".join(STAGES)
+            raise DataError(f"stage {brief_repr(stage)} of secure aggregation", needed, _SAME)
         return cls(stage, session, fields, data[start + length :])
 
 
 def shares_of(plan: Plan) -> NoiseShares:
-    """Return the plan's release; refuse any but `noise_shares` with at_least >= 2, which masked sums need."""
+    """Return the plan's release; refuse any release but `noise_shares` with at_least >= 2."""
     if not isinstance(plan.release, NoiseShares) or plan.release.at_least < 2:
         found = f"release {plan.release.kind!r} with secure aggregation"
-        raise EngineError(found, "release noise_shares with at_least of 2 or more")
+        raise EngineError(found, "release noise_shares with at_least of 2 or more", "change the plan's release")
     return plan.release
 
 
 def signed_keys(session: str, client: int, encryption: str, masking: str) -> bytes:
-    """Return the bytes that a member signs: the session, its number and its two public keys."""
+    """Return the bytes that a member signs: the session, the member's number and its two public keys."""
     return json.dumps(["sordino secure sum", session, client, encryption, masking]).encode()
 
 
@@ -106,7 +112,7 @@ def signed_keys(session: str, client: int, encryption: str, masking: str) -> byt
 
 
 def mask_words(key: bytes, count: int, bits: int = 64) -> Words:
-    """Return a mask of `count` words of so many bits: AES-256-CTR under a key that is used once."""
+    """Return a mask of `count` words of `bits` bits: the AES-256-CTR key stream of a key that is used once."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     cipher = Cipher(algorithms.AES(hashlib.sha256(key).digest()), modes.CTR(bytes(16))).encryptor()
@@ -114,12 +120,12 @@ def mask_words(key: bytes, count: int, bits: int = 64) -> Words:
 
 
 def words_of_bytes(data: bytes, bits: int) -> Words:
-    """Return the words of so many bits, little-endian, that bytes hold."""
+    """Return the little-endian words of `bits` bits in `data`."""
     return np.frombuffer(data, dtype=f"<u{bits // 8}").astype(f"u{bits // 8}")
 
 
 def shared_key(own: Any, other: Any) -> bytes:
-    """Return the key of two clients: HKDF of their ECDH secret, in the form that Flower's `encrypt` takes."""
+    """Return the shared key of two clients: HKDF of their ECDH secret, in the form that Flower's `encrypt` takes."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -129,7 +135,7 @@ def shared_key(own: Any, other: Any) -> bytes:
 
 
 def pairwise_mask(member: int, own: Any, publics: Mapping[int, bytes], count: int, bits: int) -> Words:
-    """Return the sum of a client's pairwise masks; of each pair, one adds the mask and the other subtracts it."""
+    """Return the sum of a client's pairwise masks; one client of each pair adds the mask, the other subtracts it."""
     total: Words = np.zeros(count, dtype=f"u{bits // 8}")
     for other, public in publics.items():
         mask = mask_words(shared_key(own, flower().bytes_to_public_key(public)), count, bits)
@@ -138,17 +144,17 @@ def pairwise_mask(member: int, own: Any, publics: Mapping[int, bytes], count: in
 
 
 def grid_of(plan: Plan) -> SumGrid:
-    """Return the grid and the words of a plan's sums."""
+    """Return the grid and the word size of a plan's secure sums."""
     return shares_of(plan).sum_grid(plan.clients, plan.local.reads)
 
 
 def to_words(steps: NDArray[np.int64], grid: SumGrid) -> Words:
-    """Return integers modulo 2^bits."""
+    """Return integers modulo 2^bits, as words of the grid's size."""
     return steps.astype(f"u{grid.bits // 8}")
 
 
 def from_words(words: Words, grid: SumGrid) -> Tensor:
-    """Convert a sum modulo 2^bits to real numbers: of its residues the one in [-2^(bits-1), 2^(bits-1))."""
+    """Convert a sum modulo 2^bits to real numbers: its residue in [-2^(bits-1), 2^(bits-1)) times the grid's step."""
     return torch.from_numpy(words.view(f"i{grid.bits // 8}").astype(np.float64)) * grid.step
 
 
@@ -158,7 +164,7 @@ def from_words(words: Words, grid: SumGrid) -> Tensor:
 @codec.hides_values
 @dataclass
 class ClientSession:
-    """A client's state in one session of secure aggregation, which is one try of one round."""
+    """Client's state in one session of secure aggregation, which is one attempt at one round."""
 
     encryption: Any = None  # private keys
     masking: Any = None
@@ -172,7 +178,7 @@ class ClientSession:
     def encryption_key(self, other: int) -> bytes:
         if other not in self.members:
             needed = "a client that has been in the session since its first stage"
-            raise DataError(f"member {other} in a session of secure aggregation", needed)
+            raise DataError(f"member {other} in a session of secure aggregation", needed, _AGAIN)
         return shared_key(self.encryption, flower().bytes_to_public_key(self.members[other][0]))
 
 
@@ -181,8 +187,9 @@ class ClientSession:
 class SecAggClient:
     """Client of secure aggregation in one silo; `charge` charges a session's release to the silo's ledger.
 
-    The client opens no sum of fewer than the plan's `at_least` members, and each session at most once. Noise is drawn,
-    and charged, anew in every session: two sums over different members with the same noise would reveal one message.
+    The client helps to unmask only sums of at least the plan's `at_least` members, and each session at most once. Noise
+    is drawn, and charged, anew in each session: two sums over different members with the same noise would reveal one
+    message.
     """
 
     client: int
@@ -195,14 +202,14 @@ class SecAggClient:
     sessions: dict[str, ClientSession] = field(default_factory=dict)
 
     def reply(self, data: bytes) -> bytes:
-        """Answer one message of the server; raise `DataError` for a malformed message."""
+        """Reply to one message of the server; raise `DataError` for a malformed message."""
         message = SecAggMessage.of_bytes(data)
         if message.stage == "keys":
             self.sessions = {message.session: ClientSession()}  # one at a time
         session = self.sessions.get(message.session)
         if session is None:
-            found = "a session of secure aggregation that this silo does not know"
-            raise DataError(found, "a session whose first stage asked this silo for its keys")
+            found = "an unknown session of secure aggregation"
+            raise DataError(found, "a session in which this silo has sent its keys", _AGAIN)
         stages = {"keys": self._keys, "shares": self._shares, "mask": self._mask, "unmask": self._unmask}
         try:
             fields, body = stages[message.stage](session, message)
@@ -222,22 +229,25 @@ class SecAggClient:
         return {"encryption": pair[0], "masking": pair[1], "signature": signature}, b""
 
     def _shares(self, session: ClientSession, message: SecAggMessage) -> tuple[dict[str, Any], bytes]:
-        """Store the members' keys; return a share of both secrets for each member, encrypted to that member."""
+        """Store the members' keys; return a share of both secrets for each member, encrypted for that member."""
         f, table = flower(), message.fields.get("members")
         try:
             rows = {int(one): [str(part) for part in row] for one, row in dict(table).items()}  # type: ignore[arg-type]
             members = {one: (bytes.fromhex(row[0]), bytes.fromhex(row[1])) for one, row in rows.items()}
             signatures = {one: bytes.fromhex(row[2]) for one, row in rows.items()}
         except (TypeError, ValueError, IndexError, KeyError):
-            raise DataError("members of secure aggregation without keys", "two public keys of every member") from None
+            needed = "two public keys of each member"
+            raise DataError("members of secure aggregation without keys", needed, _AGAIN) from None
         for one, (public, mask, *_) in rows.items():
             if not self.signer.signed_by(one, signatures[one], signed_keys(message.session, one, public, mask)):
                 found = f"member {one} of a secure sum with keys that its silo did not sign"
-                raise DataError(found, "keys signed by the silo's own key, as [federation] pins it")
+                fix = "check the pinned keys in fed.toml of server and silos"
+                raise DataError(found, "keys signed by the silo's key in [federation]", fix)
         session.threshold = count(message.fields.get("threshold"), "threshold")
         if self.client not in members or not 1 < session.threshold <= len(members) or session.members:
             found = f"secure aggregation of {len(members)} members with threshold {session.threshold}"
-            raise DataError(found, "this silo among the members, a threshold of 2 or more, and one request per session")
+            needed = "this silo among the members, a threshold of 2 or more, and one request per session"
+            raise DataError(found, needed, _AGAIN)
         session.members = members
         both = [session.own, f.private_key_to_bytes(session.masking)]
         cut = [f.create_shares(secret, session.threshold, len(members)) for secret in both]
@@ -251,23 +261,25 @@ class SecAggClient:
         return {"sealed": sealed}, b""
 
     def _mask(self, session: ClientSession, message: SecAggMessage) -> tuple[dict[str, Any], bytes]:
-        """Check the job, decrypt the shares, ask the policy, charge, draw noise, and return the masked message."""
+        """Check the job, decrypt the shares, check the policy, charge, draw noise, and return the masked message."""
         job = Job.from_bytes(message.body, self.task.layout.size)
         if job.admission or job.client != self.client or session.sent:
-            raise DataError("a secure aggregation job of another silo, or a second one", "one job in each session")
+            found = "a secure aggregation job of another silo, or a second one"
+            raise DataError(found, "one job for this silo in each session", _AGAIN)
         if self.now() > job.deadline:
             needed = "a job that the server still waits for"
-            raise DataError("a job past its deadline", needed, "none: nothing was charged")
+            raise DataError("a job past its deadline", needed, "synchronise the clocks; nothing was charged")
         if job.mode == "secure" and not self.signer.pinned:
-            found = "a secure sum for release in a silo that does not know the other members' keys"
-            raise DataError(found, "[federation] keys of every silo", "sordino federation pin fed.toml NAME.pub")
+            found = "a secure sum with secure noise in a silo without the other members' pinned keys"
+            raise DataError(found, "[federation] keys of each silo", "run sordino federation pin fed.toml NAME.pub")
         least = getattr(job.plan.release, "at_least", None)
         if least != session.threshold:
             found = f"threshold {session.threshold} of secure aggregation"
-            raise DataError(found, f"the plan's at_least = {least} as threshold")
+            raise DataError(found, f"the plan's at_least = {least} as threshold", _AGAIN)
         sealed = message.fields.get("sealed")
         if not isinstance(sealed, dict) or len(sealed) + 1 < session.threshold:
-            raise DataError("fewer shares than the threshold", f"shares of {session.threshold - 1} other members")
+            needed = f"shares of at least {session.threshold - 1} other members"
+            raise DataError("fewer shares than the threshold", needed, _AGAIN)
         for name, text in sealed.items():
             try:
                 key = session.encryption_key(int(name))
@@ -275,7 +287,7 @@ class SecAggClient:
                 session.shares[int(name)] = (bytes.fromhex(first), bytes.fromhex(second))
             except Exception:
                 found = f"a share from member {brief_repr(name)} that cannot be decrypted"
-                raise DataError(found, "a share encrypted for this silo") from None
+                raise DataError(found, "a share encrypted for this silo", _AGAIN) from None
         check_encoding(job, self.task)
         self.allows(job)
         clean = clean_row(worker_of(job.plan, self.task, streams(job.mode, job.seed or 0)), job)
@@ -287,19 +299,19 @@ class SecAggClient:
         return {"charges": charges}, (words + masks).astype(f"<u{grid.bits // 8}").tobytes()
 
     def _unmask(self, session: ClientSession, message: SecAggMessage) -> tuple[dict[str, Any], bytes]:
-        """Return one share of every member, of its seed or of its key, never both; refuse too few members."""
+        """Return one share of each member, of its seed or of its key but never both; refuse too few members."""
         listed = message.fields.get("sent")
         sent = {count(one, "a member") for one in listed} if isinstance(listed, list) else set()
         if len(sent) < session.threshold or not sent <= set(session.shares) or session.opened or not session.sent:
             found = f"a request to open a sum of {len(sent)} members"
             needed = f"at least {session.threshold} members that have sent a message, and one request per session"
-            raise DataError(found, needed)
+            raise DataError(found, needed, _AGAIN)
         session.opened = True
         return {"shares": {str(one): pair[0 if one in sent else 1].hex() for one, pair in session.shares.items()}}, b""
 
 
 def clean_row(worker: InProcessWorker, job: Job) -> NDArray[np.float64]:
-    """Return the clipped message without noise."""
+    """Return the clipped and encoded message of a job without noise."""
     assert job.public is not None
     assert job.start is not None
     [(_, rows, _norms)] = worker.encoded(ClientJob(job.public, job.start, np.array([job.client])))
@@ -308,9 +320,9 @@ def clean_row(worker: InProcessWorker, job: Job) -> NDArray[np.float64]:
 
 
 def noised_steps(job: Job, row: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the message with this client's share of the noise, rounded to integer multiples of the grid step.
+    """Return the message with this client's share of the noise, as integer multiples of the grid step.
 
-    Noise comes first: rounding one's own noised message is post-processing, and biases no coordinate.
+    Noise is added before rounding, so that rounding is post-processing and biases no coordinate.
     """
     assert job.public is not None
     rng = streams(job.mode, job.seed or 0).at(job.public.t, "client noise", job.client)
@@ -329,7 +341,7 @@ class SecAggEngine(Remote):
         return self.transport.offers | {"secure_sum"}
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> SecAggWorker:
-        """Refuse releases other than `noise_shares`; then ask all clients whether they accept the plan."""
+        """Refuse a release other than `noise_shares`, and ask all clients whether they accept the plan."""
         shares_of(plan)
         asked = super().prepare(plan, task, streams)
         return SecAggWorker(self, asked.plan, asked.task, asked.streams)
@@ -337,7 +349,7 @@ class SecAggEngine(Remote):
 
 @dataclass
 class ServerSession:
-    """The server's state in one session: the answers to each stage, by client."""
+    """Server's state in one session: the clients' replies to each stage, by client."""
 
     number: str = field(default_factory=lambda: secrets.token_hex(16))
     keys: dict[int, tuple[str, str, str]] = field(default_factory=dict)
@@ -348,7 +360,7 @@ class ServerSession:
 
 
 class SecAggWorker(RemoteWorker):
-    """Server's worker of secure aggregation: each round tries sessions until one is complete."""
+    """Server's worker of secure aggregation, which repeats sessions in each round until one is complete."""
 
     engine: SecAggEngine
 
@@ -364,8 +376,8 @@ class SecAggWorker(RemoteWorker):
     def collect(self, job: ClientJob) -> Collected:
         """Return the sum of the cohort's messages, unmasked with the help of at least `at_least` clients.
 
-        A client that drops out before stage `mask` is not in the sum; one that drops out later is, and others unmask
-        it. With too few answers nothing is unmasked, and another session begins.
+        A client that drops out before stage `mask` is not in the sum. A client that drops out later is in the sum, and
+        the others' shares remove its mask. With too few replies nothing is unmasked, and another session begins.
         """
         least, session = shares_of(self.plan).at_least, ServerSession()
         wanted = {int(c): replace(self._job(int(c)), public=job.public, start=job.start) for c in job.cohort}
@@ -390,7 +402,7 @@ class SecAggWorker(RemoteWorker):
         return collected
 
     def _has_rows(self, session: ServerSession, wanted: Mapping[int, Job], threshold: int, quorum: int) -> bool:
-        """Ask for keys, shares and masked rows; return whether each stage has at least `quorum` answers."""
+        """Ask for keys, shares and masked rows; return whether each stage has at least `quorum` replies."""
         for client, message in self._ask("keys", session, dict.fromkeys(wanted, ({}, b""))).items():
             public, mask, signature = (str(message.fields.get(name)) for name in KEYS)
             session.keys[client] = public, mask, signature
@@ -413,7 +425,7 @@ class SecAggWorker(RemoteWorker):
         return len(session.rows) >= quorum
 
     def _open(self, session: ServerSession, threshold: int) -> Tensor | None:
-        """Remove own masks of clients that sent a message, and pairwise masks with clients that did not."""
+        """Sum the rows; remove own masks of clients that sent a row, and pairwise masks with those that did not."""
         f, sent = flower(), sorted(session.rows)
         answers = self._ask("unmask", session, dict.fromkeys(sent, ({"sent": sent}, b"")))
         shares = [message.fields.get("shares", {}) for message in answers.values()][:threshold]
@@ -435,7 +447,7 @@ class SecAggWorker(RemoteWorker):
     def _ask(
         self, stage: str, session: ServerSession, asked: Mapping[int, tuple[dict[str, Any], bytes]]
     ) -> dict[int, SecAggMessage]:
-        """Return the answers to one stage within the timeout; refusals go to `session.refused`."""
+        """Return the replies to one stage within the timeout; refusals go to `session.refused`."""
         bodies = {one: SecAggMessage(stage, session.number, *content).to_bytes() for one, content in asked.items()}
         transport: Any = self.engine.transport
         found: dict[int, SecAggMessage] = {}

@@ -1,12 +1,12 @@
-"""A silo's process, `sordino silo serve DIR`: its data, policy and ledger, and the loop that answers its Flower node.
+"""Process of a silo, `sordino silo serve DIR`: its data, policy and ledger, and the loop that answers its Flower node.
 
-job -> answered before? the same bytes -> policy -> admission -> solve -> charge -> noise -> store -> send
+A job is answered with the stored bytes if it was answered before. Otherwise the steps are: check of the policy,
+admission to the ledger, local training, charge, noise, storage of the reply, sending. The process takes tasks from its
+node itself; no code that a Flower run contains is executed.
 
-The process takes tasks from its node itself; no code that a run ships is executed.
-
-DIR/silo.toml     this silo's name, where its node is, and its data
-DIR/fed.toml      the federation's file: which model, how many silos
-DIR/policy.toml   what its data may be used for        DIR/ledger.db   what was charged to them
+DIR/silo.toml     the silo's name, the address of its node, and its data
+DIR/fed.toml      the federation's file, with the model and the silos
+DIR/policy.toml   the data-use policy                  DIR/ledger.db   the charges to the data
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ Log = Callable[..., None]  # of a line, and of its level (default: "INFO")
 class SiloSpec:
     """Contents of silo.toml: the silo's name, node and data.
 
-    `group` selects one natural client of the data set; without it the silo holds all rows. With `simulated` the rows
-    are this silo's part of the federation's data set, by the partition that a simulation uses.
+    `group` selects one natural client of the data set; without it the silo has all rows. With `simulated`, the rows are
+    this silo's part of the federation's data set, by the partition that a simulation uses.
     """
 
     name: str
@@ -80,7 +80,7 @@ class SiloSpec:
     simulated: bool = False
     policy: str = "policy.toml"
     ledger: str = "ledger.db"
-    heldout: str = ""  # a table of this silo's rows that do not train: the finished model is evaluated on them, here
+    heldout: str = ""  # table of this silo's rows that are not trained on; the finished model is evaluated on it here
 
     @classmethod
     def read(cls, folder: Path) -> SiloSpec:
@@ -90,14 +90,14 @@ class SiloSpec:
 
 
 def model_hash(config: Config) -> str:
-    """Return the SHA-256 of the file's model, loss and columns, by which policies list the models they allow."""
+    """Return the SHA-256 of the configuration's model, loss and columns, by which policies list allowed models."""
     encoding, (shape, classes) = config.task.encoding, ((), 0) if config.federation is None else config.record
     known = {"inputs": list(shape), "classes": classes, "encoding": None if encoding is None else encoding.sha256}
     return codec.digest({"model": config.task.model, "loss": config.task.loss, **known})
 
 
 def silo_data(folder: Path, spec: SiloSpec) -> Dataset:
-    """Load the data set of silo.toml; its files are relative to the silo's folder."""
+    """Load the data set of silo.toml; paths are relative to the silo's folder."""
 
     def there(given: Any) -> Any:
         return [str(folder / one) for one in given] if isinstance(given, list) else str(folder / str(given))
@@ -106,11 +106,12 @@ def silo_data(folder: Path, spec: SiloSpec) -> Dataset:
     try:
         return load(spec.dataset, **{**spec.options, **files})
     except TypeError as error:  # a value of the wrong type
-        raise ConfigError(f"options in silo.toml ({error})", f"options of {spec.dataset}") from None
+        found = f"options in silo.toml of a wrong type ({error})"
+        raise ConfigError(found, f"options of the data set {spec.dataset}", "correct the options") from None
 
 
 def site_bundle(config: Config, spec: SiloSpec, task: Task) -> Bundle | None:
-    """Return the bundle by which this site scores raw rows of its files; None for data that are no table."""
+    """Return the bundle with which this site scores raw rows of its files; None if its data are no table."""
     if task.encoding is None or isinstance(config.task.model, InMemoryModel):
         return None
     written = codec.read(CsvFormat, spec.options.get("format", {}), "options.format")
@@ -120,16 +121,17 @@ def site_bundle(config: Config, spec: SiloSpec, task: Task) -> Bundle | None:
 def heldout_rows(folder: Path, spec: SiloSpec, task: Task) -> Records:
     """Return the held-out rows of a silo whose data are a table."""
     if task.encoding is None:
-        raise ConfigError("heldout in silo.toml of data that are no table", "a table (dataset = csv)", "drop heldout")
+        found = "heldout in silo.toml, but a data set that is no table"
+        raise ConfigError(found, "a table (dataset = csv)", "drop heldout")
     written = codec.read(CsvFormat, spec.options.get("format", {}), "options.format")
     x, y = encoded_rows(task.encoding, folder / spec.heldout, written)
     return Records(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y))
 
 
 def silo_task(config: Config, spec: SiloSpec, folder: Path = Path()) -> Task:
-    """Return a silo's task: the federation's model, and this silo's rows of its data set.
+    """Return a silo's task: the federation's model with this silo's records.
 
-    A table must mean what the federation's file declares: the same columns in one order, categories, ranges, classes.
+    A table must have the encoding that the federation's file declares: columns in order, categories, ranges, classes.
     """
     names = () if config.federation is None else config.federation.silos
     if config.federation is None or spec.name not in names:
@@ -152,7 +154,8 @@ def silo_task(config: Config, spec: SiloSpec, folder: Path = Path()) -> Task:
     shape = config.record[0] or x.shape[1:]
     if shape != x.shape[1:]:
         found = f"records of shape {list(x.shape[1:])} in the data of silo.toml"
-        raise ConfigError(found, f"records of shape {list(shape)}, as [federation] says")
+        fix = "correct the data, or the shape in [federation]"
+        raise ConfigError(found, f"records of shape {list(shape)}, as in [federation]", fix)
     model, loss, _ = config.model_and_loss(shape, classes)
     task = Task.silo(model, place, len(names), (x, y), loss, own_code=config.task.own_code)
     return replace(task, encoding=data.encoding)
@@ -164,7 +167,7 @@ def silo_task(config: Config, spec: SiloSpec, folder: Path = Path()) -> Task:
 @codec.hides_values
 @dataclass
 class LedgerReplyStore:
-    """Reply store that charges every message to the silo's privacy ledger before its noise is drawn."""
+    """Reply store that charges each message to the silo's privacy ledger before its noise is drawn."""
 
     ledger: Ledger
     policy: Policy
@@ -194,7 +197,8 @@ class LedgerReplyStore:
         about: dict[str, Any] = {"silo": self.silo, "model": self.model, "own_code": grade, "persons": self.persons}
         refused = self.policy.check(job.plan, noise=job.mode, **about)
         if refused is not None:
-            raise ConfigError(refused, "a plan that this silo's policy allows")
+            fix = "change the plan, or let the silo's operator change policy.toml"
+            raise ConfigError(refused, "a plan that this silo's policy allows", fix)
         key = f"{job.run} {job.plan.hash}"  # another plan under the name of this run is refused by the ledger
         if key not in self.admitted:
             cost = SiloCost(job.plan, self.silo, self.policy.adversary, self.persons)
@@ -205,12 +209,12 @@ class LedgerReplyStore:
         known = sum(self.ledger.charges(job.run).values())
         if known < job.paid:  # the server has seen this ledger with more charges: it is an older copy
             found = f"{known} charges of this run in the silo's ledger, but {job.paid} in the silo's replies"
-            raise ConfigError(found, "a ledger that holds every charge that the silo has reported", RESTORES)
+            raise ConfigError(found, "a ledger with all charges that the silo has reported", RESTORES)
 
     def charge(self, job: Job, session: str | None = None) -> int:
         """Charge one job, or one session of secure aggregation; return the run's number of charges.
 
-        Every session draws new noise, so every session is charged as a release.
+        Each session draws new noise, so that each session is charged as a release.
         """
         assert job.public is not None
         name, t = job.id if session is None else f"{job.id}.{session}", job.public.t
@@ -228,7 +232,7 @@ class LedgerReplyStore:
 @codec.hides_values
 @dataclass(frozen=True)
 class SiloService:
-    """Dispatcher of a silo: answers single jobs, and messages of secure aggregation."""
+    """Dispatcher of a silo's requests: jobs, messages of secure aggregation, and deliveries of the finished model."""
 
     silo: Silo
     secagg: SecAggClient
@@ -246,7 +250,7 @@ class SiloService:
         config: Config | None = None,
         signer: Signer | None = None,
     ) -> SiloService:
-        """Read the policy in a silo's folder and open the ledger that enforces the policy's limit."""
+        """Read the policy in a silo's folder, and open the ledger that enforces the policy's limit."""
         signer = signer or Signer()
         client, heldout = int(task.clients.held[0]), None
         bundle = None if config is None else site_bundle(config, spec, task)
@@ -283,10 +287,10 @@ class SiloService:
 
 
 def refuse_release(job: Job) -> None:
-    """Refuse a run with secure noise in a silo without a ledger: after a restart it would not know its charges."""
+    """Refuse a run with secure noise in a silo without a ledger, whose charges would be lost by a restart."""
     if job.mode == "secure" and job.plan.release.kind != NoNoise.kind:
         found = "a run with secure noise in a silo without a policy"
-        raise ConfigError(found, "a policy and a ledger", "see docs/silos.md")
+        raise ConfigError(found, "a policy and a ledger", "write policy.toml (docs/silos.md)")
 
 
 # ---- the process -----------------------------------------------------------------------------------------------------
@@ -321,12 +325,7 @@ def serve_silo(
 
     signer = signer_of(config.federation, key or (folder / spec.key if spec.key else None))
     service = SiloService.open(folder, spec, silo_task(config, spec, folder), model_hash(config), log, config, signer)
-    place = secret or (folder / spec.secret if spec.secret else None)
-    try:
-        shared = None if place is None else place.read_bytes()
-    except OSError as error:
-        found = f"{place}, which cannot be read ({error.strerror})"
-        raise ConfigError(found, "the file with the node's secret", "write it with key.sh") from None
+    shared = _read_secret(secret or (folder / spec.secret if spec.secret else None))
     if status:
         board.serve(status)
     log(f"silo {spec.name}: {len(service.silo.task.clients.index)} records, node {node or spec.node}")
@@ -353,8 +352,17 @@ def serve_silo(
     serve(Node(node or spec.node, shared), reply, log, beat)
 
 
+def _read_secret(file: Path | None) -> bytes | None:
+    """Return the secret between a node and its silo's process; None where there is none."""
+    try:
+        return None if file is None else file.read_bytes()
+    except OSError as error:
+        found = f"{file}, which cannot be read ({error.strerror})"
+        raise ConfigError(found, "the file with the node's secret", "write it with key.sh") from None
+
+
 def serve(node: Node, reply: Callable[[bytes], bytes], log: Log, beat: Callable[[], None] = lambda: None) -> None:
-    """Answer the node's tasks until the process ends; while the node does not respond, wait for it."""
+    """Answer the node's tasks until the process ends; a node that does not respond is asked again."""
     f, take = flower(), node.poller()
     while True:
         beat()
@@ -371,11 +379,12 @@ def serve(node: Node, reply: Callable[[bytes], bytes], log: Log, beat: Callable[
 
 
 def answer_task(task: NodeTask, reply: Callable[[bytes], bytes], log: Log) -> None:
-    """Answer one task; a refusal is logged here and sent to the server as an error."""
+    """Answer one task of the node; a refusal is logged here and sent to the server as an error."""
     with task.heartbeat():
         try:
             if task.data is None:
-                raise ConfigError("a Flower task that Sordino did not write", "a job of a Sordino server")
+                needed = "a job of a Sordino server"
+                raise ConfigError("a Flower task that Sordino did not write", needed, "stop that Flower run")
             answer = reply(task.data)
         except SordinoError as error:
             log(f"refused: {error}", "WARNING")

@@ -65,7 +65,7 @@ def notify_systemd(words: str) -> None:
 class StatusBoard:
     """Facts about one process, written to `file` whenever they change and, unchanged, every five seconds.
 
-    A process calls `beat` from its loop: systemd's watchdog and GET /health see by it that the loop runs.
+    A process calls `beat` from its loop, which tells systemd's watchdog and GET /health that the loop runs.
     """
 
     file: Path
@@ -75,7 +75,7 @@ class StatusBoard:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def update(self, **facts: Any) -> None:
-        """Change some facts, and write all of them to the file."""
+        """Change some facts, and write all facts to the file."""
         with self._lock:
             self.facts.update(facts)
         self.beat(write=True)
@@ -122,19 +122,20 @@ class StatusBoard:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Log no request."""
+                """Do nothing, so that requests are not logged."""
 
         host, _, port = address.rpartition(":")
         try:
             server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), Handler)
         except (OSError, ValueError, OverflowError) as error:
-            raise ConfigError(f"--status {address} ({error})", "HOST:PORT of this machine, with a free port") from None
+            found, fix = f"--status {address}, which cannot be used ({error})", "choose another port"
+            raise ConfigError(found, "HOST:PORT of this machine, with a free port", fix) from None
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return server
 
 
 def stamp(seconds: float) -> str:
-    """Return a time as UTC text."""
+    """Return a time, in seconds since 1970, as UTC text."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
@@ -142,7 +143,7 @@ def stamp(seconds: float) -> str:
 
 
 def prometheus(seen: Mapping[str, Any], healthy: bool) -> str:
-    """Return facts as Prometheus text."""
+    """Return the facts of a status in the text format of Prometheus."""
     lines = [f"sordino_healthy {int(healthy)}"]
     for name in ("round", "rounds"):
         lines += [f"sordino_{name} {seen[name]}"] if name in seen else []
@@ -161,22 +162,24 @@ def prometheus(seen: Mapping[str, Any], healthy: bool) -> str:
 
 
 def status_files(folder: Path) -> list[Path]:
-    """Return the status files of a silo's folder, of a server's (of all its runs), or of one run; newest last."""
+    """Return the status files of a silo's folder, of a server's folder with its runs, or of one run; newest last."""
     beside = folder.with_name(f"{folder.name}.{NAME}")
     found = [file for file in (folder / NAME, beside, *folder.glob(f"**/*.{NAME}")) if file.is_file()]
     if not found:
-        raise ConfigError(f"no status in {folder}", "the folder of a silo or a server, or of a run that was started")
+        needed = "the folder of a silo, of a server, or of a run that was started"
+        raise ConfigError(f"no status file in {folder}", needed, "correct the path, or start the process")
     return sorted(set(found), key=lambda file: file.stat().st_mtime)
 
 
 def read_status(file: Path) -> dict[str, Any]:
-    """Read one status file; say whether the process that wrote it is there and its loop runs."""
+    """Read one status file; `running` and `healthy` tell whether its process exists and whether its loop runs."""
     try:
         found: dict[str, Any] = json.loads(file.read_text("utf-8"))
         age = time.time() - file.stat().st_mtime
         alive = Path(f"/proc/{int(found['pid'])}").exists() if Path("/proc/self").exists() else age < LATE
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file}, which cannot be read ({error})", "a status file of Sordino") from None
+        what, fix = f"{file}, which cannot be read ({error})", "start the process again"
+        raise ConfigError(what, "a status file of Sordino", fix) from None
     ended = found.get("state") in ("done", "stopped")
     here, late = alive and not ended, BUSY if found.get("busy") else LATE
     return {**found, "file": str(file), "running": here, "healthy": here and age < late}

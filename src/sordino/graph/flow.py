@@ -121,7 +121,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return forward
 
     def rows(self, tensor: Tensor) -> Rows | None:
-        """Return the record axis of a tensor; None for public tensors."""
+        """Return the dimension along which records lie in a tensor, its record axis; None for public tensors."""
         if id(tensor) in self.unknown:
             raise MixesError("a second output of an operation that is checked for its first output only")
         found = self.held.get(id(tensor))

@@ -119,7 +119,7 @@ class Epochs:
     read: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
 
     def begun(self, cohort: Cohort, t: int) -> Counts:
-        """Return the number of epochs that round t begins for each client, or reads from if it is repeated."""
+        """Return, for each client, the number of epochs that round t begins or, if it is repeated, reads from."""
         first, end = self._touched(cohort, t)
         again = self.read[t][cohort] if t in self.read else np.zeros(len(cohort), dtype=np.bool_)
         cost: Counts = np.where(again, end - first + 1, end - np.maximum(self.last[cohort], first - 1))

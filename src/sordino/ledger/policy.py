@@ -116,6 +116,10 @@ class Policy:
             (plan.release.kind in self.releases, f"the release {plan.release.kind!r} is not allowed"),
             (own_code in self.own_code, f"user code that is {own_code!r} is not allowed"),
             (noise in self.noise, f"noise of mode {noise!r} is not allowed"),
+            (
+                plan.local.reads is None or plan.local.reads.pass_rounds == 1,
+                "silos keep no allocation of records by pass",
+            ),
             (not plan.prepare, "the plan releases histograms before round 1, which silos do not support"),
             (0 <= silo < plan.clients.population, f"the plan has no silo {silo}"),
         )

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from sordino.parts.mechanisms import Distribution as Distribution, Gaussian as Gaussian, Histogram as Histogram
     from sordino.parts.mechanisms import Laplace as Laplace, Mechanism as Mechanism, Moment as Moment
     from sordino.parts.mechanisms import Preparation as Preparation
-    from sordino.parts.record_samplers import AllRecords as AllRecords, FixedRecords as FixedRecords
+    from sordino.parts.record_samplers import AllocatedRecords as AllocatedRecords, AllRecords as AllRecords
+    from sordino.parts.record_samplers import FixedRecords as FixedRecords
     from sordino.parts.record_samplers import OnePass as OnePass, PoissonRecords as PoissonRecords
     from sordino.parts.record_samplers import RecordSampler as RecordSampler, RecordsInTurn as RecordsInTurn
     from sordino.parts.record_samplers import SamplingLaw as SamplingLaw, ShuffledRecords as ShuffledRecords
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from sordino.parts.releases import ShuffledNoise as ShuffledNoise
     from sordino.parts.samplers import CyclicPoisson as CyclicPoisson, Everyone as Everyone, FixedSize as FixedSize
     from sordino.parts.samplers import MinSeparation as MinSeparation, Poisson as Poisson, RoundRobin as RoundRobin
+    from sordino.parts.samplers import KeptBins as KeptBins
     from sordino.parts.samplers import RandomAllocation as RandomAllocation, Sampler as Sampler
     from sordino.parts.schedules import Constant as Constant, Decay as Decay, InverseTime as InverseTime
     from sordino.parts.schedules import Linear as Linear, PerStep as PerStep, Piecewise as Piecewise

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from sordino.accounting.bounds import AlreadyPrivate, Bound
 from sordino.accounting.events import Event, GaussianNoise, Unprotected
+from sordino.accounting.kept_bins import bin_rows, gram_of_bins, kept_bins
 from sordino.accounting.sensitivity import Floats, Patterns
 from sordino.errors import PlanError
 from sordino.parts.mechanisms import Gaussian, Mechanism
@@ -52,7 +54,8 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
             found = f"correlated noise and sampler {clients.kind!r}, under which a client may be in any two rounds"
             fix = "sample by roundrobin, min_separation or cyclic_poisson, or use release central_noise"
             raise PlanError("correlated noise", found, "a sampler with a minimum separation of a client's rounds", fix)
-        if clients.amplifies and (self.strategy.bands is None or self.strategy.bands > clients.min_separation):
+        overlap = clients.amplifies and not clients.keeps_bins
+        if overlap and (self.strategy.bands is None or self.strategy.bands > clients.min_separation):
             found = f"{self.strategy.bands or 'all'} bands, and rounds of a client only {clients.min_separation} apart"
             needed = "at most as many bands as the minimum separation of a client's rounds"
             raise PlanError("correlated noise", found, needed, "lower the number of bands")
@@ -96,6 +99,9 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
             return ((self.event(), 0),)
         return ((GaussianNoise(self.mechanism.noise_multiplier / sensitivity), 1),)
 
+    def kept_bins_event(self, bins: int, rounds: int) -> Event | None:
+        return kept_bins(_bin_gram(self.strategy, bins, rounds), self.mechanism.noise_multiplier)
+
     def repeated_event(self, allowed: Patterns) -> Event:
         """Return the event of a round t that is run again with fresh noise z: one more release of (C X)_t + z.
 
@@ -123,12 +129,22 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
     def noise_matrix(self, rounds: int) -> Floats:
         return self.strategy.noise_matrix(rounds)
 
-    def independent(self, clients: Sampler, allowed: Patterns) -> CentralNoise:
-        """Return a release with independent noise in every round at the same privacy cost, for this sampler."""
+    def independent(self, clients: Sampler, allowed: Patterns) -> CentralNoise | None:
+        """Return a release with independent noise in every round at the same privacy cost, for this sampler.
+
+        None for kept bins, where the cost depends on delta."""
+        if clients.keeps_bins:
+            return None
         moved, alone = self.strategy.max_column_norm, 1.0
         if not clients.amplifies:
             moved, alone = self.strategy.sensitivity(allowed), Identity().sensitivity(allowed)
         return CentralNoise(Gaussian(self.mechanism.noise_multiplier * alone / moved))
+
+
+@lru_cache(maxsize=8)
+def _bin_gram(strategy: Strategy, bins: int, rounds: int) -> Floats:
+    inverse = strategy.noise_matrix(rounds)
+    return gram_of_bins(bin_rows(np.asarray(np.linalg.solve(inverse, np.eye(rounds)), dtype=np.float64), bins))
 
 
 def noise_of_models(release: Release, work: Floats) -> float | None:

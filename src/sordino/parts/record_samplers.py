@@ -7,8 +7,10 @@ realised number of records. `SamplingLaw` is the distribution of draws that `sor
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -17,13 +19,15 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.accounting.events import Event, FixedSampled, PoissonSampled, Relation
+from sordino import codec
+from sordino.accounting import allocation
+from sordino.accounting.events import Allocated, Event, FixedSampled, PoissonSampled, Relation
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
-from sordino.errors import brief_repr
+from sordino.errors import PlanError, brief_repr
 from sordino.parts.mechanisms import Floats
 from sordino.parts.schedules import CLIENTS, positive, require
-from sordino.rng import Seeded
+from sordino.rng import Mode, Seeded, Streams, secure_generator
 
 Rows = NDArray[np.int64]
 
@@ -83,6 +87,7 @@ class RecordSampler(Part):
     relation: ClassVar[Relation] = "replace_one"
     disjoint: ClassVar[bool] = False  # True: the batches of an epoch have no record in common
     fixed: ClassVar[bool] = True  # True: every batch has exactly `count` records
+    pass_rounds: int = 1  # consecutive steps whose batches one draw decides: `draw` gets the same random bits in each
 
     @property
     @abstractmethod
@@ -134,6 +139,16 @@ class RecordSampler(Part):
     def max_repeated_reads(self, steps: int, silo: int) -> int:
         """Return the largest number of times that one record is read in `steps` consecutive steps, run once again."""
         return steps
+
+    def reads_again(self, repeated: Counter[int], silo: int) -> int:
+        """Return how often one record is read again at most, in steps that were run again; `repeated` counts them.
+
+        Steps of one epoch read disjoint records, so only the most repeated step of each epoch counts.
+        """
+        most: Counter[int] = Counter()
+        for step, count in repeated.items():
+            most |= Counter({self.epoch(step, silo): count})
+        return most.total()
 
     def max_rounds(self) -> int | None:
         """Return the largest number of rounds that the silos have records for; None if there is no limit."""
@@ -254,6 +269,119 @@ class FixedRecords(_Batches, kind="fixed_records"):
 
     def shrunk(self, sizes: tuple[int, ...], share: float, rounds: int) -> RecordSampler:
         return FixedRecords(max(1, min(round(self.batch * share), min(sizes))), sizes)
+
+
+@dataclass(frozen=True)
+class AllocatedRecords(RecordSampler, kind="allocated_records"):
+    """Random allocation of records: in every pass of `bins` steps each record is in exactly one secret random batch.
+
+    The batch is drawn uniformly for each record, independently of other records, and anew for every pass, so batches
+    have size / bins records on average (binomial), as with a shuffled loader.
+
+    Guarantee: add or remove one record, at the cost of `events.Allocated` for each pass that was begun
+    (docs/privacy.md, "Random allocation"). The allocation must stay secret. For k reads in t steps set bins = t / k.
+    """
+
+    bins: int
+    sizes: tuple[int, ...]
+    relation: ClassVar[Relation] = "add_remove"
+    fixed: ClassVar[bool] = False
+    disjoint: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check(self.sizes, 1)
+        found, needed = f"bins = {brief_repr(self.bins)}", f"at least 2, and at most {allocation.MOST_BINS:,}"
+        fits = 2 <= self.bins <= allocation.MOST_BINS
+        require(fits, "records", found, needed, "set bins to the number of steps in which a record is read once")
+
+    @property
+    def pass_rounds(self) -> int:  # type: ignore[override]
+        return self.bins
+
+    @property
+    def count(self) -> float:
+        return float(np.mean(self.sizes)) / self.bins
+
+    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
+        """Return the records allocated to step t; `rng` must begin with the same bits in all steps of a pass."""
+        return np.flatnonzero(rng.integers(0, self.bins, size) == t % self.bins).astype(np.int64)
+
+    def law(self, silo: int) -> SamplingLaw:
+        return replace(poisson_law(self.size(silo), 1 / self.bins), pass_rounds=self.bins)
+
+    def amplify(self, event: Event, silo: int) -> Event:
+        """Return the privacy event of one pass of `bins` steps; `max_participations` counts passes."""
+        return Allocated(self.bins, event)
+
+    def epoch(self, step: int, silo: int) -> int:
+        return step // self.bins
+
+    def reads_again(self, repeated: Counter[int], silo: int) -> int:
+        return repeated.total()  # a step that was repeated after a kill began another pass
+
+    def shrunk(self, sizes: tuple[int, ...], share: float, rounds: int) -> RecordSampler:
+        return AllocatedRecords(self.bins, sizes)
+
+
+def batch_stream(records: RecordSampler | None, streams: Streams, t: int, silo: int) -> np.random.Generator:
+    """Return the random stream of a client's batches in round t, the same in all rounds of a pass.
+
+    A simulation opens the stream of the pass's first round again. For release only `PassStreams` can do so.
+    """
+    if records is None or records.pass_rounds == 1:
+        return streams.at(t, "batches", silo)
+    if isinstance(streams, PassStreams):
+        return streams.batches(t, silo)
+    if streams.mode != "simulation":
+        found = f"record sampler {records.kind!r} for release, without a key of the current pass"
+        raise PlanError("records", found, "a run with one key for all rounds of a pass", "use poisson_records")
+    return streams.at(t - t % records.pass_rounds, "batches", silo)
+
+
+def pass_key(key: PassKey, streams: Streams, t: int, rounds: int, kind: str) -> PassKey:
+    """Return the secret key of the pass that round t is in; it is new in the first round, and after a kill."""
+    if key is None and t % rounds:
+        found = f"round {t + 1}, in the middle of a pass of {kind!r}, without the pass's key"
+        raise PlanError("sampling", found, "the state after the round before", "resume from its checkpoint")
+    return tuple(streams.at(t, "cohort").integers(0, 2**62, 3).tolist()) if t % rounds == 0 or not key else key
+
+
+PassKey = tuple[int, ...] | None  # three numbers of 62 bits; None between two passes, empty after a kill
+
+
+@codec.hides_values
+@dataclass
+class PassStreams:
+    """Secret random streams of a run whose batches are drawn once for a pass of several rounds.
+
+    A pass has a secret key, which the checkpoint stores until the pass ends. If the run was killed in a round that was
+    already charged, an empty key replaces it and the rest of the pass is drawn anew: `RecordSampler.reads_again` counts
+    another pass.
+    """
+
+    records: RecordSampler
+    inner: Streams
+    key: PassKey = None
+    begun: int = -1  # the round whose key is held
+
+    @property
+    def mode(self) -> Mode:
+        return self.inner.mode
+
+    def key_after(self, t: int) -> PassKey:
+        """Return the secret key of the current pass, for the checkpoint after round t; None if the pass has ended."""
+        return None if (t + 1) % self.records.pass_rounds == 0 else self.key
+
+    def at(self, t: int, purpose: str, client: int = -1) -> np.random.Generator:
+        return self.inner.at(t, purpose, client)
+
+    def batches(self, t: int, client: int) -> np.random.Generator:
+        """Return a new generator of a client's batches, which is the same in all rounds of the pass of round t."""
+        if self.begun != t:
+            key = pass_key(self.key, self.inner, t, self.records.pass_rounds, self.records.kind)
+            self.key, self.begun = key, t
+        name = f"{self.key} {client}".encode()
+        return secure_generator(int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little"))
 
 
 def subsets(sizes: Sequence[Rows], batch: int, rngs: Sequence[np.random.Generator]) -> Rows:

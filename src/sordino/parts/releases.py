@@ -20,6 +20,7 @@ import numpy as np
 
 from sordino.accounting.bounds import AlreadyPrivate, Bound
 from sordino.accounting.events import Event, GaussianNoise, Relation, Shuffled, Unprotected
+from sordino.accounting.kept_bins import kept_bins
 from sordino.accounting.secure_sums import SumGrid
 from sordino.codec import Part
 from sordino.codec.boundary import number, of_type, returns, tensor, tensors
@@ -170,6 +171,12 @@ class Release(Part):
         """Return the privacy events, each with its count, of all rounds that one client may be in."""
         return ((self.event(), allowed.max_participations),)
 
+    def kept_bins_event(self, bins: int, rounds: int) -> Event | None:
+        """Return the event of a run in which each client keeps one secret bin of `bins`; None: no amplification is
+        proved.
+        """
+        return None
+
     def repeated_event(self, allowed: Patterns) -> Event:
         """Return the privacy event of a round that is run again with fresh noise; correlated noise gives no bound."""
         return Unprotected() if self.correlated else self.event()
@@ -289,6 +296,12 @@ class CentralNoise(Release, kind="central_noise"):
 
     def event(self) -> Event:
         return self.mechanism.event()
+
+    def kept_bins_event(self, bins: int, rounds: int) -> Event | None:
+        """Return the event of one allocation at the noise of all passes together: C = I."""
+        if not self.event().is_gaussian:
+            return None
+        return kept_bins(np.eye(bins) * float(-(-rounds // bins)), self.mechanism.noise_multiplier)
 
     def message_event(self) -> Event:
         return Unprotected()

@@ -25,13 +25,14 @@ from sordino.accounting.events import Event, Relation
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, brief_repr
-from sordino.parts.record_samplers import SamplingLaw, poisson_law
+from sordino.parts.record_samplers import PassKey, SamplingLaw, pass_key, poisson_law
 from sordino.parts.schedules import CLIENTS, require, require_values, share
 from sordino.rng import Seeded, Streams, secure_generator
 
 Cohort = NDArray[np.int64]
 NO_RANDOMNESS = Seeded(0).at(0, "none")  # the generator passed to a public sampler, which draws nothing from it
 _LOG = logging.getLogger("sordino")
+MOST_KEPT = 1024  # kept bins: the price of a run looks at all pairs of bins
 
 
 def _check_cohort(found: object, population: int) -> str:
@@ -47,6 +48,7 @@ class Sampler(Part):
     random: ClassVar[bool] = True  # False: the cohorts are public before the run
     amplifies: ClassVar[bool] = False  # True: `amplify` is proved against an adversary who does not see the cohort
     pass_rounds: int = 1  # consecutive rounds whose cohorts one draw decides: `draw` gets the same random bits in each
+    keeps_bins: ClassVar[bool] = False  # True: one secret bin a client for the whole run (`Release.kept_bins_event`)
 
     @property
     @abstractmethod
@@ -149,7 +151,7 @@ class Sampler(Part):
         return (self,)
 
     def for_one_client(self) -> Sampler:
-        """Return a sampler of as few clients as possible whose client 0 is drawn as in this one."""
+        """Return a sampler with the fewest clients under which client 0 takes part with the same distribution."""
         return self
 
 
@@ -599,6 +601,73 @@ class RandomAllocation(_RandomCohorts, kind="random_allocation"):
         return replace(self, population=1)
 
 
+@dataclass(frozen=True)
+class KeptBins(_RandomCohorts, kind="kept_bins"):
+    """Kept bins: each client has one secret bin of `bins`, drawn once; round t has the clients of bin t mod `bins`.
+
+    Bins are drawn uniformly and independently, and kept for the whole run: a client's rounds are exactly `bins` apart,
+    so noise may be correlated with any number of bands.
+
+    Guarantee: add/remove or zero out one client, at the price of `events.KeptBins` for the run (docs/privacy.md, "Kept
+    bins"). It needs the bins to stay secret; who sees one cohort knows them for all passes. A round repeated after a
+    kill has the same clients, and costs one more release without amplification.
+    """
+
+    population: int
+    bins: int
+    relation: ClassVar[Relation] = "add_remove"
+    keeps_bins: ClassVar[bool] = True
+    pass_rounds: ClassVar[int] = 1 << 40  # type: ignore[misc]  # longer than any run: one draw decides all rounds
+
+    def __post_init__(self) -> None:
+        _check_count("population", self.population)
+        found, needed = f"bins = {brief_repr(self.bins)}", f"at least 2, and at most {MOST_KEPT:,}"
+        require(2 <= self.bins <= MOST_KEPT, "sampling", found, needed, "bins = rounds of a pass")
+
+    @property
+    def expected(self) -> float:
+        return self.population / self.bins
+
+    @property
+    def min_separation(self) -> int | None:
+        return self.bins
+
+    @property
+    def periodic(self) -> bool:
+        return True
+
+    def draw(self, t: int, rng: np.random.Generator) -> Cohort:
+        """Return the clients whose bin is t mod `bins`; `rng` starts equally in all rounds."""
+        return np.flatnonzero(rng.integers(0, self.bins, self.population) == t % self.bins).astype(np.int64)
+
+    def law(self) -> SamplingLaw:
+        """Return participation and separation alone: that bins are uniform and secret is not examined."""
+        most, apart = self.max_participations, self.min_separation
+        return SamplingLaw(self.population, secret=False, max_participations=most, min_separation=apart)
+
+    def amplify(self, event: Event) -> Event:
+        """Return the event itself: a single round is not amplified, the run is."""
+        return event
+
+    def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+        return -(-rounds // self.bins) + len(repeated)
+
+    def max_participations(self, rounds: int) -> int:
+        return self.amplified_rounds(rounds)
+
+    def participations_with_repeats(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+        return self.amplified_rounds(rounds, repeated)
+
+    def participation_cdf(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
+        return np.asarray(allowed >= self.amplified_rounds(rounds), dtype=np.float64)
+
+    def shrunk(self, share: float) -> Sampler:
+        return replace(self, population=_scaled_count(self.population, share))
+
+    def for_one_client(self) -> Sampler:
+        return replace(self, population=1)
+
+
 def draw_seeded(clients: Sampler, streams: Streams, t: int) -> Cohort:
     """Return the cohort of round t in a simulation, drawn from the stream of the first round of its pass."""
     return clients.draw(t, streams.at(t - t % clients.pass_rounds, "cohort"))
@@ -616,19 +685,16 @@ class PassDraws:
 
     clients: Sampler
     streams: Streams
-    key: tuple[int, ...] | None = None
+    key: PassKey = None
 
     def draw(self, t: int) -> Cohort:
         if self.streams.mode == "simulation":
             return draw_seeded(self.clients, self.streams, t)
-        if self.key is None and t % self.clients.pass_rounds:
-            found = f"round {t + 1}, in the middle of a pass of {self.clients.kind!r}, without the pass's key"
-            raise PlanError("sampling", found, "the state after the round before", "resume from its checkpoint")
-        if t % self.clients.pass_rounds == 0 or not self.key:
-            self.key = tuple(self.streams.at(t, "cohort").integers(0, 2**62, 3).tolist())
+        self.key = pass_key(self.key, self.streams, t, self.clients.pass_rounds, self.clients.kind)
+        assert self.key
         return self.clients.draw(t, secure_generator(sum(part << 62 * k for k, part in enumerate(self.key)) % 2**128))
 
-    def key_after(self, t: int) -> tuple[int, ...] | None:
+    def key_after(self, t: int) -> PassKey:
         """Return the secret key of the current pass, for the checkpoint after round t; None if the pass has ended."""
         return None if (t + 1) % self.clients.pass_rounds == 0 else self.key
 
@@ -645,7 +711,9 @@ class SeparationGuard:
 
     def admit(self, t: int, cohort: Cohort) -> Cohort:
         """Return the clients of a cohort that may take part in round t, and record that they do."""
-        if isinstance(self.clients, CyclicPoisson):
+        if self.clients.keeps_bins:  # a client's rounds are those of its bin, also after a resumption
+            may = np.ones(len(cohort), dtype=np.bool_)
+        elif isinstance(self.clients, CyclicPoisson):
             may = np.asarray(cohort % self.clients.groups == t % self.clients.groups)
         else:
             may = t - self.last[cohort] >= (self.clients.min_separation or 1)

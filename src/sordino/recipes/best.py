@@ -139,17 +139,17 @@ def averaging_server(rounds: int, step: float, window: float, final: float = 1.0
 
 
 def head_rule(population: int, epsilon: float, size: int, delta: float | None = None) -> tuple[int, float]:
-    """Return rounds and step of a head by public numbers: clients, (epsilon, delta), weights.
+    """Return the number of rounds and the step size of recipe `head`, from public numbers; `size` is that of the head.
 
-    With everybody in every round the noise of the whole path is its length times 1 / r up to a constant,
-    r = population * mu / sqrt(size), mu the Gaussian parameter of (epsilon, delta): so r alone limits the length.
-    5 r rounds of step 30: on Fashion-MNIST over 539 clients (39,690 weights, epsilon 1, 2, 8) they were the best of
-    four tries by held-out accuracy, at the most rounds that were tried.
+    With all clients in every round, the noise of a run is its path length times 1 / r up to a constant, for
+    r = population * mu / sqrt(size) and the Gaussian parameter mu of (epsilon, delta), so r alone limits the length.
+    The rule is 5 r rounds of step 30, the best of four by held-out accuracy on Fashion-MNIST over 539 clients (39,690
+    weights, epsilon 1, 2, 8), at the most rounds that were tried.
     """
     if not (population >= 1 and size >= 1 and 0 < epsilon < math.inf):
         numbers = {"population": population, "head_size": size, "epsilon": epsilon}
         found = ", ".join(f"{name} = {brief_repr(value)}" for name, value in numbers.items())
-        raise PlanError("calibration", found, "positive numbers")
+        raise PlanError("calibration", found, "positive numbers", "change the number that is not positive")
     mu = calibration.mu_of_epsilon(epsilon, default_delta(population) if delta is None else delta)
     ratio = population * mu / math.sqrt(size)
     return min(100, max(2, round(ROUNDS_PER_RATIO * ratio))), STEP

@@ -43,8 +43,8 @@ def dp_ftrl(
 ) -> Plan:
     """DP-FTRL: DP-FedAvg in which the noise of round t is row t of C^-1 Z, with Z ~ N(0, (z * clip norm)^2).
 
-    C is the matrix of `strategy` and z the noise multiplier. The noise is correlated, and nothing is amplified: the
-    sampler `clients` is roundrobin or min_separation, and cohorts may be public.
+    C is the matrix of `strategy` and z the noise multiplier. With the samplers roundrobin and min_separation nothing is
+    amplified, and cohorts may be public; with kept_bins each client's bin is secret, which amplifies.
     """
 
     def correlated(noise: Mechanism) -> CorrelatedNoise:
@@ -92,9 +92,10 @@ def scaffold(*, lr: float | Schedule, steps: int = 5, batch: int | None = None, 
 def dp_fed_ls(**shared: Unpack[Federated]) -> Plan:
     """DP-Fed-LS: w <- w - A^-1 (sum_i clip(w - w_i, C) + N(0, (z C)^2)) / expected cohort, A = I + strength * L.
 
-    Clients project w_i - w on the ball after every step (Algorithm 1); A = I + strength * L. By default a round is
-    smoothed if its noise-to-signal ratio z sqrt(d) / S is above 18, where smoothing helps; LaplacianSmoothing(1.0)
-    always smooths. Another `denoiser` replaces it (Table 6); `order` sets how convolutions are flattened (Table 5).
+    w_i is the model of client i, C the clip norm, z the noise multiplier and L the Laplacian of a cycle. Clients
+    project w_i - w on the ball of radius C after every step (Algorithm 1). By default a round is smoothed if z sqrt(d)
+    / S is above 18 for d parameters and S expected clients, where smoothing helps; LaplacianSmoothing(1.0) always
+    smooths, and its `order` sets how convolutions are flattened (Table 5). `denoiser` may be another one (Table 6).
     """
     return federated(project=True, **shared)
 

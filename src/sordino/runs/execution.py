@@ -204,7 +204,8 @@ def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter,
         _repair(folder, held, history, engine, why)
         writer = RunWriter(path, config, held.header, held.log, history, engine)
         state, lines = None if last is None else last.state, tuple(folder.history())
-        if state is not None and state.t in held.log.rounds and PASS_KEY in state.secret_state:
+        redrawn = not config.plan.clients.keeps_bins  # kept bins stay: a repeated round has the same clients
+        if redrawn and state is not None and state.t in held.log.rounds and PASS_KEY in state.secret_state:
             # a repeated round is charged as another pass, so the rest of this pass is drawn anew
             state = replace(state, secret_state={**state.secret_state, PASS_KEY: torch.zeros(0, dtype=torch.int64)})
         yield writer, RunStart(writer, state, lines, refused=folder.refusal(held), notes=tuple(notes))
