@@ -160,8 +160,7 @@ def _column(name: str, table: Any, where: str) -> Column:
         found = f"{where} with {what}, which would be computed from private rows"
         raise ConfigError(found, "a noised histogram from which it is computed", fix)
     if column.histogram is not None and not uses:
-        found = f"{where} with a histogram that is not used"
-        fix = "drop the histogram, which costs epsilon"
+        found, fix = f"{where} with a histogram that is not used", "drop the histogram, which costs epsilon"
         raise ConfigError(found, 'a use of it: quantiles = [0.01, 0.99], or missing = "median"', fix)
     _check_missing(column, f"{where}.missing = {brief_repr(column.missing)}")
     if column.absent is not None:
