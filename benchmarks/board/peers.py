@@ -41,7 +41,8 @@ def opacus(x, y, given, seed):
     torch.manual_seed(seed)
     model, steps = linear(given), given["steps"]
     inner = torch.optim.SGD(model.parameters(), lr=given["step"] / given["clip_norm"], momentum=0.9)
-    loader, engine = DataLoader(TensorDataset(x, y), batch_size=round(given["batch"])), PrivacyEngine()
+    batches = round(len(x) / given["batch"])  # Opacus samples at 1 / the number of batches: it must be Sordino's rate
+    loader, engine = DataLoader(TensorDataset(x, y), batch_size=-(-len(x) // batches)), PrivacyEngine()
     model, optimizer, loader = engine.make_private(
         module=model, optimizer=inner, data_loader=loader, noise_multiplier=given["noise_multiplier"],
         max_grad_norm=given["clip_norm"],

@@ -153,5 +153,5 @@ def test_no_certificate_is_made_of_counts_that_disagree() -> None:
     for wrong in (replace(found, releases=11), replace(found, releases=9)):
         with pytest.raises(CertificateError, match="rounds are accounted"):
             check_counts(plan, good, wrong, cost)
-    with pytest.raises(CertificateError, match="counts 10 releases of one client, where 11"):
+    with pytest.raises(CertificateError, match="counts 10 releases of one client, and not 11"):
         check_counts(plan, Facts(1e-3, "secure", 11), participation(plan, Facts(1e-3, "secure", 11)), cost)

@@ -55,9 +55,9 @@ def test_a_wrong_type_is_shown(found: str, instead: str, words: tuple[str, ...],
 @pytest.mark.parametrize(
     ("found", "instead", "words"),
     [
-        ("rate = 0.5", "rate = 1.5", ("rate 1.5", "(0, 1]")),
-        ("rate = 0.5", "rate = 0.0", ("rate 0.0", "(0, 1]")),
-        ("rate = 0.5", "rate = nan", ("rate nan", "(0, 1]")),
+        ("rate = 0.5", "rate = 1.5", ("rate = 1.5", "(0, 1]")),
+        ("rate = 0.5", "rate = 0.0", ("rate = 0.0", "(0, 1]")),
+        ("rate = 0.5", "rate = nan", ("rate = nan", "(0, 1]")),
         ("[run]", "[privacy]\ndelta = 1.0\n[run]", ("delta = 1.0", "[0, 1)")),
         ("[run]", "[privacy]\ndelta = 1.5\nallow_large_delta = true\n[run]", ("delta = 1.5", "[0, 1)")),
         ("[run]", "[privacy]\ndelta = 0.5\n[run]", ("delta = 0.5", "allow_large_delta")),
@@ -88,7 +88,8 @@ def test_a_population_that_is_not_the_data_s_is_refused(tmp_path: Path) -> None:
 
 
 def test_noise_without_a_clip_is_refused(tmp_path: Path) -> None:
-    refused(spelt_out(tmp_path, ('encode = [{ kind = "clip", clip_norm = 1.0 }]\n', "")), "without a bound", "Clip")
+    without = spelt_out(tmp_path, ('encode = [{ kind = "clip", clip_norm = 1.0 }]\n', ""))
+    refused(without, "without a norm bound", "Clip")
 
 
 def test_neither_a_recipe_nor_a_plan_is_refused(tmp_path: Path) -> None:

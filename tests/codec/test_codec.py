@@ -178,6 +178,13 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "laplace": {"noise_multiplier": 1.5},
         "poisson_sampled": {"rate": 0.5, "event": GAUSSIAN},
         "publicly_sampled": {"rate": 0.5, "event": GAUSSIAN},
+        "kept_bins": {
+            "bins": 10,
+            "event": {"kind": "gaussian", "noise_multiplier": 1.0},
+            "kept": [10, 5],
+            "own": [2.0, 1.5],
+            "shared": [1.5, 2.0],
+        },
         "allocated": {"bins": 4, "event": GAUSSIAN},
         "capped_poisson": {"rate": 0.5, "population": 9, "cap": 5, "event": GAUSSIAN},
         "fixed_sampled": {"population": 9, "cohort": 5, "event": GAUSSIAN},

@@ -52,7 +52,7 @@ def test_only_the_named_place_changes_and_the_table_given_does_not() -> None:
         ("recpie.lr=1", "did you mean 'recipe'?"),
         ("recipe.clip_nrom=1", "did you mean 'clip_norm'?"),
         ("run.sede=1", "did you mean 'seed'?"),
-        ("plan.encode.2.clip_norm=1", "a place from 0 to 0"),
+        ("plan.encode.2.clip_norm=1", "a number from 0 to 0"),
         ("plan.encode.0.clip_nrom=1", "did you mean 'clip_norm'?"),
         ("recipe.lr.at=1", "set recipe.lr itself"),
         ("recipe.lr=fast", "a number"),

@@ -76,7 +76,7 @@ def test_a_part_without_what_its_family_asks_for_cannot_be_made() -> None:
 @pytest.mark.usefixtures("clean")
 def test_a_kind_is_given_once() -> None:
     before = Step.members["clip"]
-    with pytest.raises(ConfigError, match=r"second Step of kind 'clip'.*sordino.parts.encoding.Clip has this kind"):
+    with pytest.raises(ConfigError, match=r"second Step of kind 'clip'.*sordino.parts.encoding.Clip has this one"):
         type("Clip", (Clip,), {"__module__": "my_pkg"}, kind="clip")
     with pytest.raises(ConfigError, match="second Step of kind 'clip'"):
         type("Clip", (Clip,), {"__module__": "sordino.parts.encoding", "encode": lambda *_: None}, kind="clip")

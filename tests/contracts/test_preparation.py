@@ -267,7 +267,7 @@ def test_the_rounds_see_columns_scaled_and_imputed_by_the_release_alone(config: 
 def test_a_release_that_nobody_is_billed_for_cannot_run(config: Config) -> None:
     """The sabotage: the same task, and a plan without its columns; and the other way round."""
     task, bare = config.build(), replace(config.plan, prepare=())
-    with pytest.raises(DataError, match="column 'amount', whose histogram is not in the plan's cost"):
+    with pytest.raises(DataError, match="column 'amount', whose histogram the plan does not charge"):
         so.train(bare, task)
     with pytest.raises(ConfigError, match="columns that need 1 histograms, and a plan that releases 0 others"):
         replace(config, plan=bare)

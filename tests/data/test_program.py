@@ -129,5 +129,5 @@ def test_a_model_that_was_changed_after_the_task_was_made_is_captured_anew() -> 
 
 
 def test_another_word_than_trusted_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"own_code = 'yes'; needed \"trusted\", or nothing"):
+    with pytest.raises(ConfigError, match=r"own_code = 'yes'; needed \"trusted\" or None"):
         Task.of(seeded(Written()), clients(), own_code="yes")  # type: ignore[arg-type]

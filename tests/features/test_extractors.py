@@ -153,7 +153,7 @@ def test_weights_of_another_hash_are_refused(monkeypatch: pytest.MonkeyPatch, tm
         (lambda: so.features.scattering(J=0), "J = 0"),
         (lambda: so.features.scattering(groups=5)(GREY, cache=False), "groups = 5 of 81 channels"),
         (lambda: so.features.scattering()(torch.rand(3, 28), cache=False), r"records of shape \[28\]"),
-        (lambda: so.features.pretrained("lite9"), "a net 'lite9'"),
+        (lambda: so.features.pretrained("lite9"), "net 'lite9'"),
         (lambda: so.features.pretrained(stages=(8,)), "stages"),
         (lambda: so.features.of(nn.Flatten(), own_code="yes"), "own_code"),  # type: ignore[arg-type]
     ],

@@ -88,7 +88,7 @@ def test_an_older_copy_that_is_put_back_is_refused(file: Path) -> None:
         charged(silo, 3, 1)
     shutil.copy(file.parent / "old", file)
     said = sordino("ledger", "show", file).sentence
-    assert "older than l.head beside it: 5 lines where 6 were written" in said
+    assert "older than l.head beside it: it has 5 of 6 lines" in said
     assert "sordino ledger restore" in said
 
 
@@ -107,7 +107,7 @@ def test_a_ledger_that_went_another_way_is_refused(file: Path) -> None:
 def test_a_ledger_that_is_gone_is_not_made_anew_beside_its_head_file(file: Path) -> None:
     file.unlink()
     words = ("--epsilon", 8, "--delta", 1e-5, "--unit", "record")
-    assert "which counts 5 lines of it" in sordino("ledger", "limit", file, "heart", *words).sentence
+    assert "with 5 lines" in sordino("ledger", "limit", file, "heart", *words).sentence
     assert not file.exists()
 
 

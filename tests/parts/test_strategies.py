@@ -160,7 +160,7 @@ def test_columns_are_left_alone_where_bands_meet_and_no_round_comes_after_the_la
         4,
         Banded(4).fitted(Patterns(10, 4, 3), lambda: np.ones(10)).coefficients,  # type: ignore[attr-defined]
     )
-    with pytest.raises(PlanError, match="round 11 of a run of 10"):
+    with pytest.raises(PlanError, match="round 11, with noise bands for 10 rounds"):
         streamed(Banded(3).fitted(Patterns(10, 4, 3), lambda: np.ones(10)), 11)
 
 

@@ -103,7 +103,7 @@ def test_the_class_is_a_flag_and_never_a_curve(skewed: Subject) -> None:
     assert "Accuracy by round" in titles
     assert not any("nly class" in title for title in titles)
     early = next(one for one in drawn if one.title == "Early by round")
-    assert "was last known after round 10, at 1.5" in early.says
+    assert "was last evaluated after round 10, at 1.5" in early.says
     assert "ends at 0.656" in next(one for one in drawn if one.title == "Auc by round").says
 
 

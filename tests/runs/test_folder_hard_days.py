@@ -233,7 +233,7 @@ def test_another_version_of_ours_does_not_continue_a_run(
     now = versions()
     monkeypatch.setattr("sordino.runs.writer.__version__", "9.9.9")
     sentence = sordino("run", fed, "--out", begun, "--resume").sentence
-    assert "sordino 9.9.9 where" in sentence
+    assert "sordino 9.9.9, but" in sentence
     assert now["sordino"] in sentence
 
 
@@ -244,7 +244,7 @@ def test_another_version_of_torch_is_said_and_named_on_the_certificate(
     for module in ("execution", "writer"):
         monkeypatch.setattr(f"sordino.runs.{module}.versions", lambda: {**now, "torch": "9.9.9"})
     found = sordino("run", fed, "--out", begun, "--resume", "--json").json
-    assert f"torch 9.9.9 where it was {now['torch']}" in found["notes"][0]
+    assert f"torch from {now['torch']} to 9.9.9" in found["notes"][0]
     assert [ran["torch"] for ran in found["certificate"]["environment"]] == [now["torch"], "9.9.9"]
     assert sordino("certify", begun).code == 0
 

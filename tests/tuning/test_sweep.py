@@ -335,7 +335,7 @@ def test_fewer_than_three_seeds_have_no_interval_and_the_table_says_so(private: 
     assert Estimate.of([0.3, 0.5]).text() == "0.4000"
     assert "+-" in Estimate.of([0.3, 0.5, 0.9]).text()
     assert "+-" not in (private / "a" / "table.txt").read_text()
-    assert seeds_text((0, 1)) == "mean of seeds 0, 1: no interval, which takes 3 seeds"
+    assert seeds_text((0, 1)) == "mean of seeds 0, 1: no interval, which needs 3 seeds"
     assert seeds_text((0, 1, 2)) == "mean of seeds 0, 1, 2, +- 95% interval"
 
 

@@ -160,19 +160,20 @@ def _column(name: str, table: Any, where: str) -> Column:
         found = f"{where} with {what}, which would be computed from private rows"
         raise ConfigError(found, "a noised histogram from which it is computed", fix)
     if column.histogram is not None and not uses:
-        found = f"{where} with a histogram that is not used"
-        fix = "drop the histogram, which costs epsilon"
+        found, fix = f"{where} with a histogram that is not used", "drop the histogram, which costs epsilon"
         raise ConfigError(found, 'a use of it: quantiles = [0.01, 0.99], or missing = "median"', fix)
     _check_missing(column, f"{where}.missing = {brief_repr(column.missing)}")
     if column.absent is not None:
-        with_one = TextTable(Path("fed.toml"), (name,), [[_absent_token(column)]])
-        try:
-            encode(with_one, name, column)
-        except DataError as error:
-            found = f"{where}.absent = {brief_repr(column.absent)}"
-            needed = f'{error.needed}, or "missing", which needs a declaration missing = ...'
-            raise ConfigError(found, needed, "correct absent, or declare missing") from None
+        _check_absent(name, column, f"{where}.absent = {brief_repr(column.absent)}")
     return column
+
+
+def _check_absent(name: str, column: Column, found: str) -> None:
+    try:
+        encode(TextTable(Path("fed.toml"), (name,), [[_absent_token(column)]]), name, column)
+    except DataError as error:
+        needed = f'{error.needed}, or "missing", which needs a declaration missing = ...'
+        raise ConfigError(found, needed, "correct absent, or declare missing") from None
 
 
 def _absent_token(column: Column) -> str:
