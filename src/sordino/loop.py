@@ -159,7 +159,9 @@ def run(
     state = state or State.initial(plan, task.layout.flatten(task.model))
     if plan.prepare:
         task, state = prepare_columns(plan, task, streams, charges.charge, state)
-    passes, given, layout = _passes(plan, streams, state), task, task.layout
+    reads, given, layout = plan.local.reads, task, task.layout
+    by_pass = plan.clients.pass_rounds > 1 or (reads is not None and reads.pass_rounds > 1)
+    passes = _passes(plan, streams, state) if by_pass else None
     worker = engine.prepare(plan, task, passes if isinstance(passes, PassStreams) else streams)
     task = worker.device_task or task
     if worker.device_task is not None and task.device != CPU:
@@ -196,13 +198,15 @@ def run(
 
 
 def _passes(plan: Plan, streams: Streams, state: State) -> PassDraws | PassStreams | None:
-    """Return the pass state of a client or record sampler that draws once for several rounds; None without one."""
+    """Return the pass state of a client or record sampler that draws once for several rounds.
+
+    None for records in a simulation, whose streams open again.
+    """
     held, reads = state.secret_state.get(PASS_KEY), plan.local.reads
     key = None if held is None else tuple(held.tolist())
-    if plan.clients.pass_rounds > 1:
+    if reads is None or plan.clients.pass_rounds > 1:
         return PassDraws(plan.clients, streams, key)
-    by_pass = reads is not None and reads.pass_rounds > 1 and streams.mode == "secure"
-    return PassStreams(reads, streams, key) if reads is not None and by_pass else None
+    return PassStreams(reads, streams, key) if streams.mode == "secure" else None
 
 
 def _with_pass_key(state: State, key: PassKey) -> State:

@@ -271,7 +271,7 @@ class Plan(_Cache):
     @property
     def needs(self) -> frozenset[str]:
         """Names of the features that an engine must offer to run this plan, such as "secure_sum"."""
-        own = {"client_state": self.keeps_client_state, "preparation": bool(self.prepare)}
+        own = {"client_state": bool(self.local.client_state(torch.zeros(1))), "preparation": bool(self.prepare)}
         own["a loop of PyTorch"] = self.local.needs_loop or self.release.scheduled
         return self.release.needs | self.server.needs | {name for name, needed in own.items() if needed}
 

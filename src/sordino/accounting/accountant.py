@@ -179,8 +179,8 @@ def _alternatives(entries: Entries, relation: Relation, delta: float) -> list[Co
     made: list[Composed] = []
     for k in range(max(len(ways) for ways, _ in found)):
         orders = [(ways[min(k, len(ways) - 1)], count) for ways, count in found]
-        removed = tuple((pair, count) for one, count in orders for pair in one.removed.factors)
-        added = tuple((pair, count) for one, count in orders for pair in one.added.factors)
+        removed = tuple((pair, count) for one, count in orders for pair in one.removed.factors or (one.removed,))
+        added = tuple((pair, count) for one, count in orders for pair in one.added.factors or (one.added,))
         made.append((removed,) if removed == added else (removed, added))
     return made
 

@@ -31,20 +31,17 @@ class Pair(ABC):
     total_variation  distance of the release from the mechanism that the pair dominates
     slack            relative error of `tails`
     largest_loss     the largest finite loss if it is an atom, so that a grid can include it, else inf
+    factors          the pairs whose product the pair is; empty if it is no product
     """
 
     total_variation: float = 0.0
     slack: float = 2e-15
     largest_loss: float = math.inf
+    factors: tuple[Pair, ...] = ()
 
     @abstractmethod
     def tails(self, losses: Array) -> Tails:
         """Return log P(L > l) and log Q(L > l) for each l in `losses`."""
-
-    @property
-    def factors(self) -> tuple[Pair, ...]:
-        """The pairs whose product this is: itself, unless it is a product."""
-        return (self,)
 
     def atoms(self) -> tuple[Array, Array, float] | None:
         """Return the finite losses in ascending order, upper bounds on their P-probabilities, and one for infinity.
@@ -90,7 +87,7 @@ class Both(Pair):
     second: Pair
 
     @property
-    def factors(self) -> tuple[Pair, ...]:
+    def factors(self) -> tuple[Pair, ...]:  # type: ignore[override]
         return self.first, self.second
 
     def tails(self, losses: Array) -> Tails:

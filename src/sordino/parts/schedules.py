@@ -31,8 +31,9 @@ def require(holds: bool, rule: str, found: str, needed: str, fix: str = "") -> N
 
 def require_values(holds: bool, rule: str, needed: str, fix: str = "", /, **values: Any) -> None:
     """Raise `PlanError` about named values, such as lr=0.1, unless a condition on them holds."""
-    found = ", ".join(f"{name} = {brief_repr(value)}" for name, value in values.items())
-    require(holds, rule, found, needed, fix or f"change {' or '.join(values)}")
+    if not holds:
+        found = ", ".join(f"{name} = {brief_repr(value)}" for name, value in values.items())
+        raise PlanError(rule, found, needed, fix or f"change {' or '.join(values)}")
 
 
 class Schedule(Part):

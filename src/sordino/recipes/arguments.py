@@ -135,10 +135,11 @@ def plan_of(
         raise ConfigError(found, "exactly one of the two", fix)
     if release is None:
         release = noise(Gaussian(multiplier)) if multiplier else NoNoise()
-    return Plan(
+    plan = Plan(
         rounds=given["rounds"], clients=given["clients"], local=local, encode=encode, release=release,
         postprocess=(denoiser,) if denoiser else (), server=given["server"],
-    ).fitted()  # fmt: skip
+    )  # fmt: skip
+    return plan.fitted() if release.correlated else plan
 
 
 def federated(
