@@ -125,7 +125,7 @@ def test_a_superlink_that_is_gone_is_one_sentence() -> None:
         raise flower().HTTPError("connection refused")
 
     with pytest.raises(
-        EngineError, match=r"does not answer \(connection refused\); fix: start the SuperLink, then continue"
+        EngineError, match=r"does not answer \(connection refused\); needed .*; fix: start the SuperLink, then continue"
     ):
         carried(Grid(gone, [node("a"), node("b", 2)]))
 
