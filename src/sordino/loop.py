@@ -159,13 +159,11 @@ def run(
     state = state or State.initial(plan, task.layout.flatten(task.model))
     if plan.prepare:
         task, state = prepare_columns(plan, task, streams, charges.charge, state)
-    reads, given, layout = plan.local.reads, task, task.layout
-    by_pass = plan.clients.pass_rounds > 1 or (reads is not None and reads.pass_rounds > 1)
-    passes = _passes(plan, streams, state) if by_pass else None
+    by_pass = any(part.pass_rounds > 1 for part in (plan.clients, plan.local.reads) if part is not None)
+    passes, given, layout = _passes(plan, streams, state) if by_pass else None, task, task.layout
     worker = engine.prepare(plan, task, passes if isinstance(passes, PassStreams) else streams)
     task = worker.device_task or task
-    if worker.device_task is not None and task.device != CPU:
-        state = state.on(task.device)
+    state = state if worker.device_task is None or task.device == CPU else state.on(task.device)
     if state.secret_state:
         worker.load_client_state(state.secret_state)
     guard = separation_guard(plan.clients, plan.rounds, streams, state.t) if plan.release.correlated else None

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from sordino.errors import CertificateError, StorageError
@@ -39,8 +38,8 @@ def stage(file: Path, data: bytes, mode: int) -> None:
     """Write the new content of `file` to a synced file beside it; `move` then replaces the old content."""
     partial = file.with_name(file.name + PARTIAL)
     try:
-        with _opened(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode) as descriptor:
-            _write_synced(descriptor, data)
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb", buffering=0) as opened:
+            _write_synced(opened.fileno(), data)
     except OSError as error:
         with suppress(OSError):
             os.unlink(partial)
@@ -59,7 +58,8 @@ def move(old: Path, new: Path) -> None:
 def append(file: Path, data: bytes, size: int) -> None:
     """Append to an existing file of `size` bytes, synced; a failed append does not change the file."""
     try:
-        with _opened(file, os.O_WRONLY | os.O_APPEND) as descriptor:
+        with open(os.open(file, os.O_WRONLY | os.O_APPEND), "ab", buffering=0) as opened:
+            descriptor = opened.fileno()
             found = os.fstat(descriptor).st_size
             if found != size:
                 changed = f"{file.name} has {found} bytes where this run wrote {size}: something else changed it"
@@ -77,10 +77,10 @@ def append(file: Path, data: bytes, size: int) -> None:
 def cut(file: Path, size: int) -> None:
     """Shorten a file to `size` bytes, synced; a shorter file is not changed."""
     try:
-        with _opened(file, os.O_WRONLY) as descriptor:
-            if os.fstat(descriptor).st_size > size:
-                os.ftruncate(descriptor, size)
-                os.fsync(descriptor)
+        with open(os.open(file, os.O_WRONLY), "wb", buffering=0) as opened:
+            if os.fstat(opened.fileno()).st_size > size:
+                os.ftruncate(opened.fileno(), size)
+                os.fsync(opened.fileno())
     except OSError as error:
         raise trouble(file, error) from None
 
@@ -93,15 +93,9 @@ def remove(file: Path) -> None:
 
 def sync(folder: Path) -> None:
     """Flush the entries of a folder to disk."""
-    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-        os.fsync(descriptor)
-
-
-@contextmanager
-def _opened(path: Path, flags: int, mode: int = PUBLIC) -> Iterator[int]:
-    descriptor = os.open(path, flags, mode)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield descriptor
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

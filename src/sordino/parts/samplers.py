@@ -155,13 +155,11 @@ class Sampler(Part):
         return self
 
 
-def _check_count(name: str, value: int) -> None:
-    needed = f"at least 1, and at most {CLIENTS:,}"
-    require_values(1 <= value <= CLIENTS, "sampling", needed, **{name: value})
+_COUNT = f"at least 1, and at most {CLIENTS:,}"
 
 
 def _check_cohort_size(population: int, cohort: int) -> None:
-    _check_count("population", population)
+    require_values(1 <= population <= CLIENTS, "sampling", _COUNT, population=population)
     found = f"a cohort of {cohort} out of {population}"
     require(1 <= cohort <= population, "sampling", found, "1 <= cohort <= population", "change cohort")
 
@@ -213,7 +211,7 @@ class Everyone(_PublicCohorts, kind="everyone"):
     relation: ClassVar[Relation] = "replace_one"
 
     def __post_init__(self) -> None:
-        _check_count("population", self.population)
+        require_values(1 <= self.population <= CLIENTS, "sampling", _COUNT, population=self.population)
 
     @property
     def expected(self) -> float:
@@ -247,11 +245,11 @@ class Poisson(_RandomCohorts, kind="poisson"):
     relation: ClassVar[Relation] = "add_remove"
 
     def __post_init__(self) -> None:
-        _check_count("population", self.population)
+        require_values(1 <= self.population <= CLIENTS, "sampling", _COUNT, population=self.population)
         fix = "set rate = expected cohort / population"
         require_values(share(self.rate), "sampling", "a rate in (0, 1]", fix, rate=self.rate)
         if self.cap is not None:
-            _check_count("cap", self.cap)
+            require_values(1 <= self.cap <= CLIENTS, "sampling", _COUNT, cap=self.cap)
 
     @property
     def _rate(self) -> float:
@@ -428,8 +426,8 @@ class MinSeparation(_PublicCohorts, kind="min_separation"):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_count("population", self.population)
-        _check_count("rest", self.rest)
+        require_values(1 <= self.population <= CLIENTS, "sampling", _COUNT, population=self.population)
+        require_values(1 <= self.rest <= CLIENTS, "sampling", _COUNT, rest=self.rest)
         found = f"cohorts of {self.cohort} that rest {self.rest} rounds, out of {self.population}"
         fits = 1 <= self.cohort * self.rest <= self.population
         require(fits, "sampling", found, "cohort * rest <= population", "lower rest or cohort")
@@ -480,7 +478,7 @@ class CyclicPoisson(_RandomCohorts, kind="cyclic_poisson"):
     relation: ClassVar[Relation] = "add_remove"
 
     def __post_init__(self) -> None:
-        _check_count("population", self.population)
+        require_values(1 <= self.population <= CLIENTS, "sampling", _COUNT, population=self.population)
         found = f"{self.groups} groups of {self.population} clients"
         needed = "a number of groups from 1 to the population"
         require(1 <= self.groups <= self.population, "sampling", found, needed, "lower groups")
@@ -554,7 +552,7 @@ class RandomAllocation(_RandomCohorts, kind="random_allocation"):
     relation: ClassVar[Relation] = "add_remove"
 
     def __post_init__(self) -> None:
-        _check_count("population", self.population)
+        require_values(1 <= self.population <= CLIENTS, "sampling", _COUNT, population=self.population)
         fits, needed = 2 <= self.bins <= allocation.MOST_BINS, f"at least 2, and at most {allocation.MOST_BINS:,}"
         fix = "set bins to the number of rounds in which every client takes part once"
         require_values(fits, "sampling", needed, fix, bins=self.bins)
@@ -620,7 +618,7 @@ class KeptBins(_RandomCohorts, kind="kept_bins"):
     pass_rounds: ClassVar[int] = 1 << 40  # type: ignore[misc]  # longer than any run: one draw decides all rounds
 
     def __post_init__(self) -> None:
-        _check_count("population", self.population)
+        require_values(1 <= self.population <= CLIENTS, "sampling", _COUNT, population=self.population)
         found, needed = f"bins = {brief_repr(self.bins)}", f"at least 2, and at most {MOST_KEPT:,}"
         require(2 <= self.bins <= MOST_KEPT, "sampling", found, needed, "bins = rounds of a pass")
 

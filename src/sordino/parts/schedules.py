@@ -17,6 +17,7 @@ from sordino.codec import Part
 from sordino.codec.boundary import of_type, returns
 from sordino.errors import PlanError, brief_repr
 
+FINITE = sys.float_info.max
 HUGE = 3e38  # about the largest float32
 TINY = 1e-38  # about the smallest float32 with full precision
 MOST = 10**6  # largest accepted number of epochs, steps or layers
@@ -58,11 +59,6 @@ class Schedule(Part):
         return (math.nan, math.nan) if any(map(math.isnan, values)) else (min(values), max(values))
 
 
-def _require_finite(**values: float) -> None:
-    for name, value in values.items():
-        require_values(abs(value) <= sys.float_info.max, "schedule", "a finite number", **{name: value})
-
-
 @dataclass(frozen=True)
 class Constant(Schedule, kind="constant"):
     """Constant schedule: `value` in every round."""
@@ -71,7 +67,7 @@ class Constant(Schedule, kind="constant"):
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _require_finite(value=self.value)
+        require_values(abs(self.value) <= FINITE, "schedule", "a finite number", value=self.value)
 
     def at(self, t: int) -> float:
         return self.value
@@ -86,7 +82,13 @@ class Decay(Schedule, kind="decay"):
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _require_finite(start=self.start, factor=self.factor)
+        require_values(
+            abs(self.start) <= FINITE and abs(self.factor) <= FINITE,
+            "schedule",
+            "a finite number",
+            start=self.start,
+            factor=self.factor,
+        )
         fix = "set factor = 0.99 to lose 1% a round"
         require_values(self.factor > 0, "schedule", "a positive number", fix, factor=self.factor)
 
@@ -107,7 +109,13 @@ class Linear(Schedule, kind="linear"):
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _require_finite(start=self.start, end=self.end)
+        require_values(
+            abs(self.start) <= FINITE and abs(self.end) <= FINITE,
+            "schedule",
+            "a finite number",
+            start=self.start,
+            end=self.end,
+        )
         found = f"a linear schedule over {self.rounds} rounds"
         require(self.rounds >= 1, "schedule", found, "at least 1 round", "set rounds to those of the plan")
 
@@ -128,7 +136,13 @@ class InverseTime(Schedule, kind="inverse_time"):
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _require_finite(scale=self.scale, shift=self.shift)
+        require_values(
+            abs(self.scale) <= FINITE and abs(self.shift) <= FINITE,
+            "schedule",
+            "a finite number",
+            scale=self.scale,
+            shift=self.shift,
+        )
         require_values(self.shift > 0, "schedule", "a positive number", "set shift = 1", shift=self.shift)
 
     def at(self, t: int) -> float:
@@ -145,7 +159,13 @@ class Piecewise(Schedule, kind="piecewise"):
     monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _require_finite(start=self.start, factor=self.factor)
+        require_values(
+            abs(self.start) <= FINITE and abs(self.factor) <= FINITE,
+            "schedule",
+            "a finite number",
+            start=self.start,
+            factor=self.factor,
+        )
         require_values(self.factor >= 0, "schedule", "a number of at least 0", factor=self.factor)
 
     def at(self, t: int) -> float:
@@ -207,7 +227,7 @@ class Scaled(Schedule, kind="scaled"):
     factor: float
 
     def __post_init__(self) -> None:
-        _require_finite(factor=self.factor)
+        require_values(abs(self.factor) <= FINITE, "schedule", "a finite number", factor=self.factor)
 
     def span(self, rounds: int) -> tuple[float, float]:
         ends = [self.factor * end for end in self.schedule.span(rounds)]
