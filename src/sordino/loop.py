@@ -47,7 +47,10 @@ class ReceiptLog(Protocol):
 
 @dataclass(frozen=True)
 class RoundReceipts:
-    """Refusals and receipts of silos in one round; `after` is the number of rounds charged until then."""
+    """Refusals of silos and receipts for their privacy charges in one round.
+
+    `after` is the number of rounds that were charged when the silos answered.
+    """
 
     after: int
     refused: tuple[int, ...] = ()

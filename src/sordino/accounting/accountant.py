@@ -170,7 +170,7 @@ def _repeated_pair(entries: Entries) -> tuple[tuple[float, float], int] | None:
 
 
 def _alternatives(entries: Entries, relation: Relation, delta: float) -> list[Composed]:
-    """Return alternative lists of dominating pairs for all entries, each of which gives a valid bound."""
+    """Return several lists of dominating pairs. Each list covers all events, and alone gives a valid bound."""
     share = max(delta, 0.0) / max(1, sum(count for event, count in entries if event.spends_delta))
     found = [(event.pairs(relation, share), count) for event, count in entries]
     for (event, _), (ways, _) in zip(entries, found, strict=True):
@@ -206,7 +206,10 @@ def _on_grid(composed: Composed, delta: float, grid: float | None, rough: bool) 
 def _on_steps(
     composed: Composed, steps: list[float], tail: float, ask: Callable[[pld.Composition], Answer]
 ) -> list[Answer]:
-    """Return `ask(composition)` for each order of neighbours; `steps` are enlarged if a grid has too many points."""
+    """Return `ask(composition)` for both orders of neighbours, add and remove.
+
+    `steps` are the grid spacings of the losses, made coarser in place if a grid has too many points.
+    """
     while True:
         try:
             return [ask(_composition(order, step, tail)) for order, step in zip(composed, steps, strict=True)]

@@ -190,7 +190,10 @@ class Present(_Sampled):
         return math.log1p(self.rate * math.expm1(inner)) if inner < 700 else math.inf
 
     def tails(self, losses: Array) -> Tails:
-        """Return the log tails of L = log(1 - q + q exp(y)), y the loss of `inner`: L > l if y > inner_loss(l)."""
+        """Return log P(L > l) and log Q(L > l) of the sampled loss L = log(1 - q + q exp(y)), y the loss of `inner`.
+
+        L increases in y, so L > l exactly if y > inner_loss(l); q is `rate`.
+        """
         moved, still = self.inner.tails(inner_loss(losses, self.rate))
         return log_mixture(self.rate, moved, still), still
 
@@ -208,7 +211,10 @@ class Absent(_Sampled):
         return -math.log1p(self.rate * math.expm1(-inner)) if inner < math.inf else math.inf
 
     def tails(self, losses: Array) -> Tails:
-        """Return the log tails of L = -log(1 - q + q exp(-y)), y the loss of `inner`: L > l if y > -inner_loss(-l)."""
+        """Return log P(L > l) and log Q(L > l) of the sampled loss L = -log(1 - q + q exp(-y)), y the loss of `inner`.
+
+        L increases in y, so L > l exactly if y > -inner_loss(-l); q is `rate`.
+        """
         still, moved = self.inner.tails(-inner_loss(-losses, self.rate))
         return still, log_mixture(self.rate, moved, still)
 

@@ -337,7 +337,7 @@ class Sequence:
         return found
 
     def released(self, sums: Array, streams: Streams) -> Array:
-        """Add the plan's noise to the sums [rounds, n] of n independent runs, by the code of the loop."""
+        """Return the sums [rounds, n] of n independent runs with the plan's noise, added by the training code."""
         memory, seen, nobody = self.plan.release.init(sums.shape[1]), [], np.zeros(0, dtype=np.int64)
         for t, total in enumerate(sums):
             collected = Collected(torch.from_numpy(total), 0)

@@ -112,7 +112,7 @@ def _guarantee(who: Adversary, lines: tuple[Line, ...], facts: Facts, near: floa
 
 
 def _secure_sum(plan: Plan, facts: Facts, counts: Participation) -> tuple[dict[str, Any] | None, float]:
-    """Return the certificate's entry on a secure sum between machines, and the sum's distance from Gaussian noise."""
+    """Return the certificate's entry on secure sums, and the total variation of their noise from Gaussian noise."""
     release = plan.release
     if not facts.sum_length or not isinstance(release, NoiseShares):
         return None, 0.0

@@ -175,7 +175,7 @@ class Config:
         return notes
 
     def look(self) -> tuple[str, ...]:
-        """Return notes for the data's owner, from the names and headers of tables; no row is read."""
+        """Return warnings about the data, found in the names and headers of its tables; no row is read."""
         task = self.task
         seen = datasets.preview(task.dataset, task.options)
         natural = task.partition is None or (isinstance(task.partition, Natural) and task.partition.clients is None)

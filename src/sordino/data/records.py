@@ -271,7 +271,7 @@ class Partitioner(Part):
 
     @abstractmethod
     def split(self, y: Array, groups: Array | None, rng: np.random.Generator) -> Split:
-        """Return the split of records with targets `y` and, if there are any, natural clients `groups`."""
+        """Assign records to clients, by their targets `y` or their natural clients `groups` (None: there are none)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -322,11 +322,10 @@ class LedgerAccount:
 
 
 def _check_one_history(joined: dict[str, int], histories: Sequence[dict[str, int]]) -> None:
-    """Refuse, under scheduled noise or random allocation, a joined count that is not that of one run from its first
-    step on.
+    """Refuse to add up the step counts of two copies of one run, under scheduled noise or random allocation.
 
-    Two copies of a run that both continued took the same step numbers twice, with the noise of these numbers, or in
-    passes of their own; the joined count would charge the noise of later steps, or fewer passes.
+    If both copies continued from one checkpoint, each took the same step numbers. The sum of their counts would charge
+    the noise of later steps (scheduled noise), or too few passes (random allocation).
     """
     if not any(all(own.get(name, 0) == count for name, count in joined.items()) for own in histories):
         found = (

@@ -76,7 +76,10 @@ class FrozenRng(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def frozen_rng(random: bool = True) -> Iterator[None]:
-    """Context with gradients enabled and, if `random`, constant random numbers; torch's generator is unchanged."""
+    """Context with gradients enabled in which, if `random`, every random function of torch returns constants.
+
+    The state of torch's generators is restored at its end.
+    """
     mode = FrozenRng() if random else nullcontext()  # type: ignore[no-untyped-call]
     with forked_rng(), torch.enable_grad(), mode:
         yield
@@ -185,7 +188,10 @@ def mixing_error() -> PlanError:
 
 
 class IndependenceChecks:
-    """Independence tests of one model in batches chosen at random; `of(model)` returns the forward pass of a model."""
+    """Tests, in batches chosen at random, that a model's output for one record does not depend on other records.
+
+    `of(model)` returns the forward pass that is tested.
+    """
 
     def __init__(self, model: nn.Module, of: Callable[[nn.Module], Forward], rng: np.random.Generator | None) -> None:
         self.model, self.of = model, of
@@ -254,7 +260,7 @@ class IndependenceChecks:
         return torch.from_numpy(np.sort(self.rng.choice(size, count, replace=False)))
 
     def _gap_in_float64(self, batch: BatchPass, some: Tensor) -> float | None:
-        """Return `BatchPass.gap` for a float64 copy of the model; None if the copy does not run."""
+        """Return the difference of outputs in a batch and alone for a float64 copy of the model; None if it fails."""
 
         def double(item: Any) -> Any:
             return item.double() if isinstance(item, Tensor) and item.is_floating_point() else item

@@ -153,7 +153,7 @@ class PrivateTrainer(Trainer):
         return 0
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Save the weights; the state_dict is read before saving changes the model's config."""
+        """Save the weights. The state_dict is read first, because saving changes the model's config."""
         super()._save(output_dir, self.model.state_dict() if state_dict is None else state_dict)
 
     def _clip_grad_norm(self, model: nn.Module) -> None:

@@ -363,7 +363,7 @@ class BatchSampler(Sampler[list[int]]):
         if number not in self.keys:
             if place:
                 found, fix = "a copy of a loop that goes on in the middle of a pass", "begin a new loop over the loader"
-                raise PlanError("loop", found, "passes that one loop begins and ends", fix)
+                raise PlanError("loop", found, "each pass begun and finished by the same `for` loop", fix)
             done = self.account.steps // self.account.settings.records.pass_rounds
             self.keys = {own: key for own, key in self.keys.items() if own >= done}
             self.keys[number] = int.from_bytes(self.streams.at(t, "batches").bytes(16), "little")

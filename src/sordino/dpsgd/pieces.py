@@ -482,7 +482,10 @@ class Call:
     found: list[tuple[nn.Parameter, Piece]] = field(default_factory=list)
 
     def add(self, slope: Tensor) -> None:
-        """Make the pieces of this call from the gradient at its output; refuse an input that was overwritten."""
+        """Compute per-record gradients of a layer call from the gradient at the layer's output.
+
+        An input of the layer that was overwritten since the forward pass is refused.
+        """
         slope = slope.view(self.shape) if slope.shape != self.shape else slope
         if self.tape.row is not None:
             self.tape.leaked |= self.leaks(slope, self.tape.row)

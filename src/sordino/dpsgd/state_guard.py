@@ -184,7 +184,11 @@ def digest(item: Any) -> Any:
 
 
 def _device_digest(tensor: Tensor) -> Tensor:
-    """Return the digest of a tensor on an accelerator: sums of 8-byte words times the key, summed likewise again."""
+    """Return a keyed digest of a tensor, computed on its accelerator.
+
+    In blocks, 8-byte words are multiplied by the words of a secret key and summed; the sums are treated the same way
+    until one is left.
+    """
     memory = tensor.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
     words = F.pad(memory, (0, -len(memory) % 8)).view(torch.int64)
     key = torch.from_numpy(_KEY).to(tensor.device)

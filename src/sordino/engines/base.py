@@ -82,7 +82,7 @@ class Collected:
     receipts: tuple[Receipt, ...] = ()
 
     def on(self, device: torch.device) -> Collected:
-        """Return a copy with the sum on `device`; clients' states stay on the CPU."""
+        """Return a copy of the round's result with its sum of messages on `device`; clients' states stay on the CPU."""
         return replace(self, total=self.total.to(device))
 
     def participants(self, cohort: Cohort) -> Cohort:

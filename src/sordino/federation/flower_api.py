@@ -215,7 +215,7 @@ class Node:
 
 
 def runtime_client(address: str, ca: bytes | None, component: str, *interceptors: Any) -> Any:
-    """Return a client of a Runtime API, over TLS if `ca`, the certificate of a certificate authority, is given."""
+    """Return an HTTP client of Flower's Runtime API, with TLS if `ca`, a CA's certificate, is given."""
     f = flower()
     version = f.RuntimeVersionHttpInterceptor(component_name=component)
     return f.RuntimeHttpClient.from_server_address(address, ca is None, ca, [version, *interceptors])
@@ -306,7 +306,7 @@ class Link:
         finally:
             client.close()
         needed, fix = "a SuperLink with --isolation process", "start it with superlink.sh"
-        raise EngineError("a run whose task the SuperLink does not give", needed, fix)
+        raise EngineError("no task of this run from the SuperLink", needed, fix)
 
     @contextmanager
     def grid(self, token: str) -> Iterator[Any]:

@@ -251,7 +251,7 @@ def _inline_no_grad(flattened: fx.GraphModule) -> None:
             graph.call_function(torch._C._set_grad_enabled, (not enabled,))
         for user in list(node.users):
             if user.target is not operator.getitem:
-                raise UntraceableError("a torch.no_grad() block whose result is used as one tuple")
+                raise UntraceableError("several tensors that leave a torch.no_grad() block as one tuple")
             user.replace_all_uses_with(given[user.args[1]])  # type: ignore[index]
             graph.erase_node(user)
         graph.erase_node(node)

@@ -123,7 +123,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def rows(self, tensor: Tensor) -> Rows | None:
         """Return the dimension along which records lie in a tensor, its record axis; None for public tensors."""
         if id(tensor) in self.unknown:
-            raise MixesError("a second output of an operation that is checked for its first output only")
+            raise MixesError("a second output of an operation of which only the first output is checked")
         found = self.held.get(id(tensor))
         return None if found is None else found[1]
 

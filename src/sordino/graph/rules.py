@@ -70,7 +70,7 @@ class Call:
         """Return the record axis of an argument; raise `MixesError` if only other arguments hold records."""
         found = self.of(name)
         if found is None:
-            raise MixesError(f"{self.name} with records in other arguments than '{name}'")
+            raise MixesError(f"{self.name} with records in other arguments than '{name}', which may mix records")
         return found
 
     def dims(self) -> set[int]:
@@ -81,7 +81,7 @@ class Call:
     def public(self, *names: str) -> None:
         """Raise `MixesError` if one of these arguments holds records."""
         if any(self.of(name) is not None for name in names):
-            raise MixesError(f"{self.name} with records in {' or '.join(names)}")
+            raise MixesError(f"{self.name} with records in {' or '.join(names)}, which mixes records")
 
     def mixes(self, why: str, certain: bool = True) -> MixesError:
         return MixesError(f"{self.name} {why}", certain)

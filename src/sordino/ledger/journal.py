@@ -88,7 +88,7 @@ class HeadFile:
         return cls(ledger.with_name(ledger.name + ".head"))
 
     def read(self) -> Head | None:
-        """Return the newest head in the file; None if there is no file."""
+        """Return the newest head (number of lines and last digest) in the file; None if there is no file."""
         try:
             return self._newest(self.path.read_bytes())
         except FileNotFoundError:

@@ -195,7 +195,7 @@ def rounded_gaussian(centre: Floats, scale: float, rng: np.random.Generator) -> 
 
 @dataclass
 class _Uniform:
-    """Uniform number U in (0, 1/2) whose bits are drawn when needed; the bits drawn so far say U is near first 2^-bits.
+    """Uniform number U in (0, 1/2), drawn bit by bit: after `bits` bits, first 2^-bits <= U <= (first + 1) 2^-bits.
 
     Comparisons are exact: Phi(x) is computed by mpmath with twice as many bits as are compared.
     """

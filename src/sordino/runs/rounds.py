@@ -55,7 +55,7 @@ class InMemoryRun(Tally):
         """Do nothing, since `run_rounds` returns the last state."""
 
     def refuse(self, config: Config, error: BudgetError) -> None:
-        """Do nothing, since `run_rounds` returns the error."""
+        """Ignore the refusal: a local run notifies nobody, and `run_rounds` returns the error to its caller."""
 
 
 @codec.hides_values

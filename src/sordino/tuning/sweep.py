@@ -104,7 +104,7 @@ class SweepFolder:
             self.cost()
 
     def cost(self, costs: Sequence[Cost] = ()) -> dict[str, Any]:
-        """Return the privacy cost of all runs composed, as certificate fields; without `costs`, as planned."""
+        """Return the composed privacy cost of all runs, as certificate fields; `costs` replace the planned costs."""
         first = self.configs[0]
         planned = [run_cost(config.plan, admission.planned_facts(config)) for config in self.configs]
         whole = compose_costs(costs or planned, first.plan.clients.population)
