@@ -32,7 +32,7 @@ INTRODUCTIONS = {
         "flattened tensor by tensor, is a smooth signal, and the noise is not. So the server applies the inverse of "
         "A = I + sigma L, L the Laplacian of a cycle, to what it has noised: post-processing, which costs no privacy. "
         "The variance falls to the share d_sigma / d and a bias comes in, so it pays where noise dominates: here "
-        "it loses up to a ratio z sqrt(d) / S of 15 and wins from 38 on, with the crossing near 18. Closed forms say how much noise uniform and Poisson cohorts need.",
+        "in the CNN task of 000-regime it loses up to a ratio z sqrt(d) / S of 15 and wins from 38 on, with the crossing near 18. Closed forms say how much noise uniform and Poisson cohorts need.",
         """
 from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.samplers import Poisson

@@ -39,7 +39,9 @@ HEAD = """# The papers' tables, ours beside theirs
 
 Which headlines of the five papers hold here. Ratio: noise to signal of an update, z sqrt(d) / S (batches: z sqrt(d) /
 b), the paper's / ours. Outside a factor of two of the paper's ratio a claim is "not tested here", never "no"; "-":
-nothing is noised. A verdict needs paired seeds and a 95% interval; "in part": some of its comparisons are decided.
+nothing is noised. The regime is this ratio alone; other differences are in brackets. A verdict needs paired seeds and a
+95% interval; a positive difference favours the headline. Yes: every comparison does; no: some are against it and none
+for it; in part: some are for it, others open or against it.
 """.strip()
 AFTER = """
 Made by `sordino papers run ID` and `sordino papers page`; raw results: `benchmarks/papers/results`. The page of a paper
