@@ -21,6 +21,7 @@ from sordino.accounting.events import (
     Event,
     FixedSampled,
     GaussianNoise,
+    KeptBins,
     LaplaceNoise,
     PoissonSampled,
     PubliclySampled,
@@ -180,7 +181,8 @@ SAMPLED: list[Event] = [
         Allocated(10, inner),
     )
 ]
-TUNED: list[Event] = [Tuned(event, 3, Trials(4.0)) for event in [*NOISE, *SAMPLED]]
+BINS: list[Event] = [KeptBins(10, GaussianNoise(2.0), (10, 5), (2.5, 3.0), (math.inf, 4.0))]
+TUNED: list[Event] = [Tuned(event, 3, Trials(4.0)) for event in [*NOISE, *SAMPLED, *BINS]]
 
 
 def accepted(event: Event, relation: Relation) -> bool:
@@ -191,7 +193,7 @@ def accepted(event: Event, relation: Relation) -> bool:
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("event", [*NOISE, *SAMPLED, *TUNED], ids=str)
+@pytest.mark.parametrize("event", [*NOISE, *SAMPLED, *BINS, *TUNED], ids=str)
 def test_an_event_is_billable_exactly_if_the_accountant_accepts_it(event: Event, relation: Relation) -> None:
     assert has_bound(event, relation) == accepted(event, relation)
 
@@ -199,7 +201,7 @@ def test_an_event_is_billable_exactly_if_the_accountant_accepts_it(event: Event,
 def test_every_kind_of_event_is_among_those_tried() -> None:
     direct = [kind for kind in Event.__subclasses__() if kind.__module__ == Event.__module__]
     ours = {kind for base in direct for kind in (base.__subclasses__() or [base])}
-    assert {type(event) for event in [*NOISE, *SAMPLED, *TUNED]} == ours
+    assert {type(event) for event in [*NOISE, *SAMPLED, *BINS, *TUNED]} == ours
 
 
 # ---- an event of one's own ------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def test_an_unreadable_key_and_an_unknown_silo_are_one_sentence(tmp_path: Path) 
 def test_a_node_that_does_not_answer_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
 
-    def say(line: str) -> None:
+    def say(line: str, level: str = "INFO") -> None:
         said.append(line)
         if len(said) == 3:
             raise KeyboardInterrupt

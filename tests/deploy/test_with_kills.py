@@ -41,10 +41,11 @@ class Killing:
 
     def charged(self, name: str) -> int:
         """How often a silo was charged for this run, by its own ledger."""
-        if not (self.out / "run.json").exists():
+        file = self.guarded / "silos" / name / "ledger.db"
+        if not ((self.out / "run.json").exists() and file.exists()):  # the silo's process may not have begun
             return 0
         run = json.loads((self.out / "run.json").read_text())["run"]
-        with Ledger.open(self.guarded / "silos" / name / "ledger.db") as ledger:
+        with Ledger.open(file) as ledger:
             try:
                 return sum(ledger.charges(run).values())
             except ConfigError:  # not admitted yet

@@ -349,7 +349,7 @@ def test_a_certificate_alone_is_said_to_be_consistent_and_what_was_not_examined(
     assert said.out.startswith("consistent, and signed with this key: epsilon")
     assert "not examined: whether these events are those of the run" in said.out
     assert sordino("certify", alone / "certificate.json", "--json").json["certified"] is False
-    assert "the whole folder" in sordino("certify", alone / "certificate.json", "--sign", mine).sentence
+    assert "the run's folder" in sordino("certify", alone / "certificate.json", "--sign", mine).sentence
     made = json.loads((alone / "certificate.json").read_text())
     made["adversaries"][0]["epsilon"] = made["epsilon"] = made["epsilon"] / 2
     (alone / "certificate.json").write_text(json.dumps(made))

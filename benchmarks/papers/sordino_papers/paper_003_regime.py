@@ -52,7 +52,7 @@ TUNED = "lr, C, rho, share kept, form of top_k: held-out training images, by one
 @cache
 def images() -> tuple[Records, Records, Records]:
     """CIFAR-10 averaged to 16x16: the clients' 45,000 images, 5,000 to choose by, 10,000 to test on."""
-    data = load("cifar10", sheets=5)
+    data = load("cifar10")
     x, y, test_x, test_y = (torch.as_tensor(one) for one in (data.x, data.y, data.test_x, data.test_y))
     x, test_x = ((avg_pool2d(one, 2) - 0.473) / 0.22 for one in (x, test_x))
     return Records(x[:HELD], y[:HELD]), Records(x[HELD:], y[HELD:]), Records(test_x, test_y)

@@ -57,7 +57,8 @@ def assumptions_of_run(
 
 def _plan_assumptions(plan: Plan, cost: Cost, counts: Participation, facts: Facts) -> list[str]:
     release, reads = plan.release, plan.local.reads
-    kept = [KEPT] if plan.clients.keeps_bins else [ALLOCATED] if plan.clients.pass_rounds > 1 else []
+    by_pass = plan.clients.pass_rounds > 1 or (reads is not None and reads.pass_rounds > 1)
+    kept = [KEPT] if plan.clients.keeps_bins else [ALLOCATED] if by_pass else []
     shared = [*([SHARED] if release.correlated else []), *kept]
     provided = [f"the engine provides {need}" for need in sorted(release.needs)]
     if reads is not None:
