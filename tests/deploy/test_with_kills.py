@@ -16,6 +16,7 @@ from tests.deploy import hospitals
 from sordino.engines.base import ClientJob, Collected, Engine
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
+from sordino.federation import secagg
 from sordino.federation.local_federation import LocalFederation
 from sordino.ledger.ledger import Ledger
 from sordino.loop import run as rounds_of
@@ -157,5 +158,6 @@ def test_a_silo_that_dies_in_a_secure_sum_leaves_the_sum_of_those_who_sent_and_n
     alone = hospitals.flat(final_model(config.plan, whole, last.state).state_dict())
     moved = alone - hospitals.parameters(run.out)
     print(f"in the sums: {came}; charges {made['counts']['charges_per_silo']}")
-    assert float(moved.abs().max()) <= 1e-5
+    grid = secagg.grid_of(config.plan).step  # shares are rounded there, not here; a row more or less is 100 times that
+    assert float(moved.abs().max()) <= 1e-5 + 2 * config.plan.rounds * grid
     assert made["counts"]["charges_per_silo"][:3] == [run.charged(name) for name in hospitals.SILOS[:3]]
